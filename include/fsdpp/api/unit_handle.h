@@ -1,0 +1,78 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdpp/base/export.h"
+#include "fsdpp/shard/sharded_param.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdpp {
+namespace engine {
+class Unit;
+}
+
+/// Counts since the unit was made (or since reset_stats). For tests and benchmarks.
+struct UnitStats {
+  int64_t gathers = 0;          ///< all-gathers issued (forward, backward and explicit; 0 of them on the wire at shard size 1)
+  int64_t forward_gathers = 0;  ///< of those, issued for a forward
+  int64_t backward_gathers = 0; ///< of those, issued for a backward
+  int64_t reduces = 0;          ///< reduce-scatters issued
+  int64_t reshards = 0;
+};
+
+/// Bytes of a unit on this rank.
+struct UnitMemory {
+  int64_t shard_bytes = 0;     ///< parameters, original dtype
+  int64_t gathered_bytes = 0;  ///< gathered buffer (0 where the gathered parameters are the shard itself)
+  int64_t gradient_bytes = 0;  ///< gradient buffer, reduce dtype
+  int64_t sharded_gradient_bytes = 0;
+};
+
+/// A reference to a unit: what one `fully_shard` call manages. Cheap to copy; keeps nothing alive. Every method throws
+/// UsageError if the module is gone. One thread a rank; methods marked collective must be called by all ranks in the same order.
+class FSDPP_API UnitHandle {
+ public:
+  explicit UnitHandle(std::weak_ptr<engine::Unit> unit) : unit_(std::move(unit)) {}
+
+  /// Name of the unit's first module below the root ("" for the root), known after the first forward or name query.
+  [[nodiscard]] std::string name() const;
+  /// Gathers the unit's parameters now. With `async`, returns once the gather is issued; the unit's next forward, or
+  /// wait_unshard(), waits for it. CUDA: on the gather stream, after what the current stream holds. Collective.
+  void unshard(bool async = false) const;
+  /// Completes an unshard(true): the current stream (CPU: the host) waits for it and the handles show gathered parameters.
+  void wait_unshard() const;
+  /// Frees the gathered parameters; the handles show the local shards. No communication.
+  void reshard() const;
+  [[nodiscard]] bool is_sharded() const;
+  /// Off: backward keeps unsharded gradients, added up in the reduce dtype, and reduces nothing, until a backward with it on.
+  void set_requires_gradient_sync(bool value, bool recurse = true) const;
+  void set_reshard_after_forward(bool value, bool recurse = true) const;
+  void set_reshard_after_backward(bool value, bool recurse = true) const;
+  /// Off: a backward leaves pending reductions to a later one (several backwards per step).
+  void set_is_last_backward(bool value) const;
+
+  /// The unit's own parameters (not those of nested units).
+  [[nodiscard]] std::vector<shard::ShardedParam> parameters() const;
+  [[nodiscard]] UnitStats stats() const;
+  void reset_stats() const;
+  [[nodiscard]] UnitMemory memory() const;
+  /// The layout plan of the unit's buffers as a table.
+  [[nodiscard]] std::string plan(bool rows_by_rank = false) const;
+
+ private:
+  std::weak_ptr<engine::Unit> unit_;
+};
+
+/// The unit that `module` belongs to, for a module on which fully_shard was called. Throws UsageError if there is none.
+[[nodiscard]] FSDPP_API UnitHandle unit_of(const torch::nn::Module& module);
+/// All units at or below `module`, in module order, the module's own first.
+[[nodiscard]] FSDPP_API std::vector<UnitHandle> units(const torch::nn::Module& module);
+/// Metadata of every sharded parameter at or below `module`, in `parameters()` order of the module tree, each once.
+[[nodiscard]] FSDPP_API std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module);
+
+}  // namespace fsdpp

@@ -1,0 +1,3 @@
+#pragma once
+/// Marks what the shared library shows. Everything else is hidden.
+#define FSDPP_API __attribute__((visibility("default")))

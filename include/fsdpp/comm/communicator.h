@@ -1,0 +1,126 @@
+#pragma once
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/base/export.h"
+#include "fsdpp/cuda/stream.h"
+
+namespace fsdpp::comm {
+
+enum class ReduceOp { Sum, Max, Min };
+
+/// `count` elements of `dtype` at `data`, contiguous, on the communicator's device. Owns nothing.
+struct Buffer {
+  void* data = nullptr;
+  int64_t count = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+};
+struct ConstBuffer {
+  const void* data = nullptr;
+  int64_t count = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  ConstBuffer() = default;
+  ConstBuffer(const void* d, int64_t n, c10::ScalarType t) : data(d), count(n), dtype(t) {}
+  ConstBuffer(const Buffer& b) : data(b.data), count(b.count), dtype(b.dtype) {}  // NOLINT: a buffer is readable
+};
+
+/// What the caller knows about one operation; shown in errors and traces.
+struct OpInfo {
+  std::string_view label;                    ///< e.g. "layers.7 forward"; copied when needed
+  std::chrono::milliseconds timeout{0};      ///< 0: the communicator's default
+};
+
+/// Completion of an operation (or of a group). Cheap to copy; an empty ticket is complete.
+class FSDPP_API Ticket {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual bool query() const = 0;
+    virtual void wait(cuda::StreamView stream) const = 0;
+    virtual void wait_host() const = 0;
+  };
+  Ticket() = default;
+  explicit Ticket(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  /// True when complete. Never blocks; throws the operation's error if it failed.
+  [[nodiscard]] bool query() const { return !state_ || state_->query(); }
+  /// CUDA: `stream` waits, the host does not. CPU back ends: blocks the host until complete. Throws CommError on failure.
+  void wait(cuda::StreamView stream) const { if (state_) state_->wait(stream); }
+  /// Blocks the host until complete. Throws CommError on failure.
+  void wait_host() const { if (state_) state_->wait_host(); }
+
+ private:
+  std::shared_ptr<const State> state_;
+};
+
+/// Collectives among a fixed list of ranks.
+///
+/// Collective contract: every rank of the communicator calls the same operations with the same counts, dtypes and ops in
+///   the same order. A mismatch is reported as CommError{Mismatch} naming both sides where the back end can see it (host,
+///   in-process), else by the time-out.
+/// Streams: the caller passes the stream on every call; the communicator has none of its own. CUDA: the operation is queued
+///   on that stream and the host returns at once. CPU: it runs on a worker thread in issue order; input is read and output
+///   written until the ticket completes.
+/// Lifetime: buffers must live until the ticket is complete (on the stream, for CUDA).
+/// Numbers: Sum in the input dtype on NCCL; fp32 accumulation in fixed rank order 0,1,… for 16-bit types on the CPU back
+///   ends, so their results are the same bits on every rank and run. The mean is the caller's business.
+/// Dtypes: Float, Double, Half, BFloat16, Byte, Char, Short (not NCCL), Int, Long, Bool (all_gather, broadcast, all_to_all only; moved as bytes).
+/// Threads: one issuing thread; abort() may come from any thread.
+/// After the first failure every call throws that failure again.
+class FSDPP_API Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  [[nodiscard]] virtual int rank() const noexcept = 0;
+  [[nodiscard]] virtual int size() const noexcept = 0;
+  [[nodiscard]] virtual const std::string& name() const noexcept = 0;
+  [[nodiscard]] virtual c10::Device device() const noexcept = 0;
+
+  /// `out` holds size()·in.count elements, rank r's at [r·in.count, …). In place: in.data == out.data + rank·in.count.
+  virtual Ticket all_gather(Buffer out, ConstBuffer in, cuda::StreamView stream, const OpInfo& info = {}) = 0;
+  /// `in` holds size()·out.count elements; rank r receives the reduction of every rank's [r·out.count, …).
+  /// In place: out.data == in.data + rank·out.count.
+  virtual Ticket reduce_scatter(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream, const OpInfo& info = {}) = 0;
+  /// In place when out.data == in.data.
+  virtual Ticket all_reduce(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream, const OpInfo& info = {}) = 0;
+  virtual Ticket broadcast(Buffer inout, int root, cuda::StreamView stream, const OpInfo& info = {}) = 0;
+  /// Equal parts: part r of `in` goes to rank r; part r of `out` comes from rank r. Out of place only.
+  virtual Ticket all_to_all(Buffer out, ConstBuffer in, cuda::StreamView stream, const OpInfo& info = {}) = 0;
+  /// Operations between group_begin() and group_end() are issued as one (one launch on NCCL); the tickets returned inside
+  /// are empty, group_end()'s ticket stands for all. Use the Group guard.
+  virtual void group_begin() = 0;
+  virtual Ticket group_end() = 0;
+  /// Blocks the host until all ranks are here.
+  virtual void barrier(const OpInfo& info = {}) = 0;
+  /// Makes every pending and later operation fail with CommError{Aborted, why}. Thread-safe, bounded in time, idempotent.
+  virtual void abort(const std::string& why) noexcept = 0;
+
+ protected:
+  Communicator() = default;
+};
+
+/// Closes the group on every way out of a scope; `finish()` returns the ticket on the good way.
+class FSDPP_API Group {
+ public:
+  explicit Group(Communicator& comm) : comm_(&comm) { comm.group_begin(); }
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  [[nodiscard]] Ticket finish() { return std::exchange(comm_, nullptr)->group_end(); }
+
+ private:
+  Communicator* comm_;
+};
+
+}  // namespace fsdpp::comm

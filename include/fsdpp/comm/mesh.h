@@ -1,0 +1,40 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdpp/base/export.h"
+#include "fsdpp/comm/world.h"
+
+namespace fsdpp::comm {
+
+/// Ranks as replicate × shard; rank = replicate_rank · shard_size + shard_rank. 1-D: replicate_size() == 1.
+///
+/// Owns this rank's communicators, one for each purpose, so that a gather never queues behind a reduction on the wire.
+class FSDPP_API Mesh {
+ public:
+  /// All ranks of the world shard. Collective (makes communicators).
+  [[nodiscard]] static std::shared_ptr<Mesh> shard(std::shared_ptr<World> world, const std::string& name = "default");
+
+  [[nodiscard]] World& world() const noexcept { return *world_; }
+  [[nodiscard]] c10::Device device() const noexcept { return world_->device(); }
+  [[nodiscard]] int shard_size() const noexcept { return shard_size_; }
+  [[nodiscard]] int shard_rank() const noexcept { return shard_rank_; }
+  [[nodiscard]] int replicate_size() const noexcept { return replicate_size_; }
+  [[nodiscard]] int replicate_rank() const noexcept { return replicate_rank_; }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+
+  /// All-gathers of parameters, among the shard axis.
+  [[nodiscard]] Communicator& gather_comm() const noexcept { return *gather_; }
+  /// Reduce-scatters of gradients, among the shard axis.
+  [[nodiscard]] Communicator& reduce_comm() const noexcept { return *reduce_; }
+
+ private:
+  Mesh() = default;
+  std::shared_ptr<World> world_;
+  std::string name_;
+  int shard_size_ = 1, shard_rank_ = 0, replicate_size_ = 1, replicate_rank_ = 0;
+  std::shared_ptr<Communicator> gather_, reduce_;
+};
+
+}  // namespace fsdpp::comm

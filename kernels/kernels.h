@@ -1,0 +1,96 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+/// Flat-buffer kernels. No LibTorch here: raw pointers and sizes in, an error code out. Each has a CPU twin with the same
+/// arithmetic, which is also the reference in tests. CUDA launchers queue on `stream`, never synchronise, allocate nothing,
+/// and return a cudaError_t as int (0 = success). Pointers of a CUDA launcher are device pointers unless said otherwise.
+namespace fsdpp::kernels {
+
+enum class DType : int { F32, F64, F16, BF16 };
+[[nodiscard]] constexpr size_t size_of(DType t) { return t == DType::F64 ? 8 : t == DType::F32 ? 4 : 2; }
+
+/// dst[i] = cast(scale · src[i]), or dst[i] += … with `accumulate`; arithmetic in fp32 (fp64 if either side is F64).
+/// dst == src is allowed when the dtypes are equal; otherwise the ranges must not overlap.
+struct CastArgs {
+  void* dst = nullptr;
+  DType dst_dtype = DType::F32;
+  const void* src = nullptr;
+  DType src_dtype = DType::F32;
+  int64_t numel = 0;
+  double scale = 1.0;
+  bool accumulate = false;
+};
+int cast(const CastArgs& args, CUstream_st* stream);
+void cast_cpu(const CastArgs& args);
+
+/// One piece of a pack: `numel` elements at `src` go to dst[offset …). A null `src` writes zeros.
+struct PackPiece {
+  const void* src = nullptr;
+  int64_t offset = 0;
+  int64_t numel = 0;
+};
+/// Writes many contiguous tensors of one dtype into one flat buffer, dst = cast(scale · src) (+= with `accumulate`, zero
+/// pieces then change nothing). Pieces (a host array, read before the call returns) must not overlap. One launch for up to
+/// kMaxPackPieces pieces, more launches beyond.
+inline constexpr int kMaxPackPieces = 96;
+struct PackArgs {
+  void* dst = nullptr;
+  DType dst_dtype = DType::F32;
+  DType src_dtype = DType::F32;
+  const PackPiece* pieces = nullptr;
+  int count = 0;
+  double scale = 1.0;
+  bool accumulate = false;
+};
+int pack(const PackArgs& args, CUstream_st* stream);
+void pack_cpu(const PackArgs& args);
+
+/// Decoupled weight decay Adam (Loshchilov & Hutter, arXiv 1711.05101) as PyTorch's AdamW computes it, one pass:
+///   p -= lr·wd·p;  m = β1·m + (1−β1)·g;  v = β2·v + (1−β2)·g²;  p -= lr/bc1 · m / (sqrt(v)/sqrt(bc2) + eps),  bc_k = 1 − β_k^step.
+/// g = grad · grad_scale, and · *grad_scale_device when that is not null (one float on the device).
+/// Moments are fp32 (fp64 if param_dtype is F64). `param_copy`, when given, receives the new parameter cast to copy_dtype.
+struct AdamWArgs {
+  void* param = nullptr;
+  DType param_dtype = DType::F32;
+  const void* grad = nullptr;
+  DType grad_dtype = DType::F32;
+  void* exp_avg = nullptr;
+  void* exp_avg_sq = nullptr;
+  void* param_copy = nullptr;
+  DType copy_dtype = DType::BF16;
+  int64_t numel = 0;
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  int64_t step = 1;  ///< counted from 1
+  double grad_scale = 1.0;
+  const float* grad_scale_device = nullptr;
+};
+int adamw(const AdamWArgs& args, CUstream_st* stream);
+void adamw_cpu(const AdamWArgs& args);
+
+/// Norm accumulation over a flat range. `result` is one double (device memory on CUDA): for p = ∞ it becomes
+/// max(result, max|x|), else result += Σ|x|^p. A NaN or infinity in x reaches the result. `scratch` holds
+/// norm_scratch_bytes() bytes of device memory; its content need not be initialised, but it must not be shared by
+/// concurrent streams. Deterministic: the same input gives the same bits.
+struct NormArgs {
+  const void* src = nullptr;
+  DType src_dtype = DType::F32;
+  int64_t numel = 0;
+  double p = 2.0;
+  double* result = nullptr;
+  void* scratch = nullptr;
+};
+[[nodiscard]] size_t norm_scratch_bytes();
+int norm_accumulate(const NormArgs& args, CUstream_st* stream);
+void norm_accumulate_cpu(const NormArgs& args);
+
+/// x[i] *= *coefficient (one float in device memory; on the CPU twin host memory).
+int scale_by(void* data, DType dtype, int64_t numel, const float* coefficient, CUstream_st* stream);
+void scale_by_cpu(void* data, DType dtype, int64_t numel, const float* coefficient);
+
+/// A kernel that spins for `microseconds`. Test aid.
+int spin(double microseconds, CUstream_st* stream);
+
+}  // namespace fsdpp::kernels
