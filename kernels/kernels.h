@@ -90,7 +90,4 @@ void norm_accumulate_cpu(const NormArgs& args);
 int scale_by(void* data, DType dtype, int64_t numel, const float* coefficient, CUstream_st* stream);
 void scale_by_cpu(void* data, DType dtype, int64_t numel, const float* coefficient);
 
-/// A kernel that spins for `microseconds`. Test aid.
-int spin(double microseconds, CUstream_st* stream);
-
 }  // namespace fsdpp::kernels

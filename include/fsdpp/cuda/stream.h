@@ -1,7 +1,7 @@
 #pragma once
 #include <c10/core/Device.h>
 
-#include <memory>
+#include <cstdint>
 #include <utility>
 
 #include "fsdpp/base/export.h"
@@ -15,7 +15,8 @@ namespace fsdpp::cuda {
 
 class Event;
 
-/// A stream that somebody else owns: a CUDA stream, or the CPU (where every wait is satisfied at once).
+/// A stream that somebody else owns: a CUDA stream, or the CPU (where every wait is satisfied at once; waiting there for
+/// CUDA work blocks the host). Methods throw CudaError when the runtime reports a failure.
 class FSDPP_API StreamView {
  public:
   /// The CPU.
@@ -45,7 +46,8 @@ class FSDPP_API StreamView {
 /// LibTorch's current stream of `device`.
 [[nodiscard]] FSDPP_API StreamView current_stream(c10::Device device);
 
-/// Makes `stream` LibTorch's current stream of its device for the guard's life. No-op for the CPU.
+/// Makes `stream` LibTorch's current stream of its device for the guard's life, then restores the one before. The current
+/// device stays as it is. No-op for the CPU.
 class FSDPP_API StreamGuard {
  public:
   explicit StreamGuard(StreamView stream);
@@ -54,7 +56,8 @@ class FSDPP_API StreamGuard {
   StreamGuard& operator=(const StreamGuard&) = delete;
 
  private:
-  StreamView previous_;
+  StreamView stream_;
+  int64_t previous_id_ = 0;  // c10's StreamId, so that the very same c10 stream comes back
 };
 
 /// A CUDA event without timing, or nothing on the CPU. Remembers its device. An event that was never recorded counts as done.
