@@ -2,6 +2,8 @@
 # a folder with links to the system's fmt/ and spdlog/ is put first on the include path of fsdpp's own sources.
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(nlohmann_json REQUIRED)
 find_path(_fmt_inc fmt/core.h REQUIRED)
 find_path(_spdlog_inc spdlog/spdlog.h REQUIRED)
 set(FSDPP_SHADOW ${CMAKE_BINARY_DIR}/system-first)
