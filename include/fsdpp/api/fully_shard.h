@@ -1,0 +1,45 @@
+#pragma once
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <vector>
+
+#include "fsdpp/api/module_holder.h"
+#include "fsdpp/api/policy.h"
+#include "fsdpp/api/unit_handle.h"
+#include "fsdpp/base/export.h"
+#include "fsdpp/comm/mesh.h"
+
+namespace fsdpp {
+
+/// Makes one unit of `modules`: their parameters, less those that nested units already manage, are cut between the ranks of
+/// the mesh's shard axis and from now on gathered around forward and backward and reduced together. Call it bottom-up, the
+/// root last; call modules through FSDPP_MODULE holders.
+///
+/// Before: every rank holds the same full parameters (built from the same seed, or loaded) on the mesh's device; each keeps its
+///   own part, the full originals are freed. Handles keep their identity: an optimizer built before stays right.
+/// After: between steps every parameter's data is this rank's local shard, and its .grad the mean over the ranks of that part.
+///   Gradients of parameters that a backward did not reach stay undefined.
+/// Not collective; the first forward is (it compares the model across ranks).
+/// Throws UsageError, before anything is changed: on a module that a unit manages already, a parameter on another device than
+///   the mesh's, an empty list; ConfigError for a parameter dtype or policy that can't be trained.
+FSDPP_API UnitHandle fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                                 std::shared_ptr<comm::Mesh> mesh, const FullyShardOptions& options = {});
+
+FSDPP_API UnitHandle fully_shard(const std::shared_ptr<torch::nn::Module>& module, std::shared_ptr<comm::Mesh> mesh,
+                                 const FullyShardOptions& options = {});
+
+template <class Impl>
+UnitHandle fully_shard(const torch::nn::ModuleHolder<Impl>& holder, std::shared_ptr<comm::Mesh> mesh,
+                       const FullyShardOptions& options = {}) {
+  return fully_shard(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(mesh), options);
+}
+
+/// The global tensor behind a sharded parameter, on every rank. Collective over the mesh's shard axis.
+[[nodiscard]] FSDPP_API at::Tensor full_tensor(const at::Tensor& parameter);
+
+/// Metadata of a sharded parameter. Throws UsageError if no unit manages it.
+[[nodiscard]] FSDPP_API shard::ShardedParam sharding_of(const at::Tensor& parameter);
+
+}  // namespace fsdpp

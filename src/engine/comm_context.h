@@ -1,0 +1,90 @@
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/slot_pool.h"
+#include "fsdpp/comm/mesh.h"
+#include "fsdpp/cuda/stream.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdpp::engine {
+
+class Unit;
+
+/// What all units of one mesh share on this rank: streams, memory, and where the iteration stands.
+///
+/// Streams (CUDA): `gather_stream` runs casts and all-gathers, `reduce_stream` reduce-scatters and what follows them. With one
+/// rank both are the caller's current stream, since nothing is on the wire.
+/// [Note: Iteration] The unit whose forward begins while no other unit's forward runs, outside backward, is the root; its
+/// pre-forward starts an iteration: what the optimizer wrote on the current stream becomes visible to the gather stream, and
+/// the order in which units are used is compared with the last iteration's to prefetch by it.
+class CommContext : public std::enable_shared_from_this<CommContext> {
+ public:
+  /// The context of a mesh, made at first use and shared while anybody holds it.
+  [[nodiscard]] static std::shared_ptr<CommContext> of(const std::shared_ptr<comm::Mesh>& mesh);
+  explicit CommContext(std::shared_ptr<comm::Mesh> mesh);
+  CommContext(const CommContext&) = delete;
+  CommContext& operator=(const CommContext&) = delete;
+
+  [[nodiscard]] comm::Mesh& mesh() const noexcept { return *mesh_; }
+  [[nodiscard]] const std::shared_ptr<comm::Mesh>& mesh_ptr() const noexcept { return mesh_; }
+  [[nodiscard]] bool on_wire() const noexcept { return mesh_->shard_size() > 1; }
+  [[nodiscard]] cuda::StreamView compute_stream() const { return cuda::current_stream(mesh_->device()); }
+  [[nodiscard]] cuda::StreamView gather_stream() const { return on_wire() ? gather_stream_.view() : compute_stream(); }
+  [[nodiscard]] cuda::StreamView reduce_stream() const { return on_wire() ? reduce_stream_.view() : compute_stream(); }
+  [[nodiscard]] SlotPool& gathered_pool() noexcept { return gathered_pool_; }
+  [[nodiscard]] SlotPool& gradient_pool() noexcept { return gradient_pool_; }
+
+  // -- forward ---------------------------------------------------------------------------------------------------------
+  /// Called at each unit's pre-forward; true if the unit is the root of a new iteration.
+  bool enter_forward(Unit& unit);
+  void leave_forward(Unit& unit);
+  /// Notes that `unit` is used next and gathers ahead by last iteration's order.
+  void record_forward_use(const std::shared_ptr<Unit>& unit);
+  void record_post_forward(const std::shared_ptr<Unit>& unit) { post_forward_order_.push_back(unit); }
+
+  // -- backward --------------------------------------------------------------------------------------------------------
+  /// Registers `unit` with the running backward (queues the final callback at the first one). REQUIRES: inside backward.
+  void touch(const std::shared_ptr<Unit>& unit);
+  /// Gathers ahead the unit used before `unit` in forward.
+  void prefetch_backward(const Unit& unit);
+  /// A reduction was issued; `finish` moves the result to its place once it is complete.
+  void push_reduce(comm::Ticket ticket, std::function<void()> finish);
+  /// Completes reductions until at most `in_flight` remain (CPU: blocks for each; CUDA: they complete in stream order).
+  void drain_reduces(size_t in_flight);
+  /// Lets the compute stream wait for all reductions.
+  void wait_reduces();
+  /// Units that are the root's or below register here at their root's first forward.
+  [[nodiscard]] bool is_last_backward() const noexcept { return is_last_backward_; }
+  void set_is_last_backward(bool value) noexcept { is_last_backward_ = value; }
+
+ private:
+  void begin_iteration();
+  void finish_backward(int task);
+
+  struct PendingReduce {
+    comm::Ticket ticket;
+    std::function<void()> finish;
+  };
+
+  std::shared_ptr<comm::Mesh> mesh_;
+  cuda::Stream gather_stream_, reduce_stream_;
+  SlotPool gathered_pool_, gradient_pool_;
+  int forward_depth_ = 0;
+  bool is_last_backward_ = true;
+  std::vector<std::weak_ptr<Unit>> forward_order_, last_forward_order_, post_forward_order_;
+  std::map<int, std::vector<std::shared_ptr<Unit>>> running_backwards_;  ///< by autograd's graph task
+  std::vector<PendingReduce> reduces_;
+};
+
+/// Compares the description of the model's units across ranks. Collective over the mesh. Throws UsageError on every rank,
+/// naming the first difference, when they are not equal.
+void check_same_model(CommContext& context, const std::string& description);
+
+}  // namespace fsdpp::engine

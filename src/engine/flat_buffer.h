@@ -1,0 +1,115 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/slot_pool.h"
+#include "fsdpp/comm/communicator.h"
+#include "fsdpp/shard/plan.h"
+#include "kernels/kernels.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace fsdpp::engine {
+
+/// One parameter of a unit. The handle (the user's tensor) is held weakly: parameters own their unit, see autograd_edges.h.
+struct ParamState {
+  std::string name;                  ///< fully qualified below the root once that is known
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak_handle;
+  std::vector<int64_t> sizes;        ///< global shape
+  size_t plan_index = 0;
+  at::Tensor shard_view;             ///< local shard, view of the shard buffer, original dtype
+  at::Tensor gathered_view;          ///< global shape, view of the gathered buffer
+  std::shared_ptr<torch::autograd::Node> accumulator;  ///< the gathered parameter's AccumulateGrad, shared by all forwards of a step
+  at::Tensor unsharded_grad;         ///< gradient of this backward, global shape; undefined when there is none
+  at::Tensor sharded_grad;           ///< what .grad becomes when the backward ends, local shape; undefined: no gradient
+  bool grad_put_aside = false;       ///< .grad was moved to sharded_grad for the running backward
+  uint32_t version = 0;              ///< of the handle when it was gathered last
+
+  [[nodiscard]] at::Tensor handle() const;  ///< undefined if the user dropped it
+};
+
+/// The parameters of a unit that share dtype and requires_grad: shard buffer, gathered buffer, gradient buffer.
+///
+/// `gathered` is one StorageImpl for life (autograd's saved views keep it); unshard gives it memory, reshard takes it away.
+/// With one rank and equal dtypes the gathered buffer is the shard buffer itself (aliased()): nothing is copied or freed.
+class FlatBuffer {
+ public:
+  struct Config {
+    c10::Device device = c10::kCPU;
+    int world_size = 1, rank = 0;
+    c10::ScalarType dtype, gathered_dtype, reduce_dtype;
+  };
+  /// Takes this rank's part of each parameter and points the handles at it; the full originals are freed with their storage.
+  FlatBuffer(const Config& config, std::vector<at::Tensor> handles, std::vector<std::string> names);
+  ~FlatBuffer();
+  FlatBuffer(const FlatBuffer&) = delete;
+  FlatBuffer& operator=(const FlatBuffer&) = delete;
+
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+  [[nodiscard]] const shard::Plan& plan() const noexcept { return plan_; }
+  [[nodiscard]] std::vector<ParamState>& params() noexcept { return params_; }
+  [[nodiscard]] const std::vector<ParamState>& params() const noexcept { return params_; }
+  [[nodiscard]] bool aliased() const noexcept { return aliased_; }
+  [[nodiscard]] const at::Tensor& shard() const noexcept { return shard_; }
+  [[nodiscard]] const void* shard_storage() const noexcept { return shard_.storage().unsafeGetStorageImpl(); }
+  [[nodiscard]] const void* gathered_storage() const noexcept { return gathered_.get(); }
+  [[nodiscard]] int64_t gathered_bytes() const noexcept;
+  [[nodiscard]] int64_t gradient_bytes() const noexcept;
+
+  // -- gather ----------------------------------------------------------------------------------------------------------
+  /// Takes memory for the gathered buffer (on `stream`) and fills it: with one rank by a cast on `stream`; else writes the own
+  /// slice, if a cast is needed, and issues the all-gather on `stream`.
+  comm::Ticket gather(SlotPool& pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  /// Takes the gathered memory away again. `last_user`: the stream that may still read it.
+  void free_gathered(SlotPool& pool, cuda::StreamView last_user);
+  /// Copies a handle's data back into the shard where the user replaced it (module->to(), set_data). Throws UsageError when
+  /// shape, dtype or device no longer fit.
+  void adopt_replaced_handles();
+
+  // -- reduce ----------------------------------------------------------------------------------------------------------
+  [[nodiscard]] bool has_unsharded_grads() const noexcept;
+  [[nodiscard]] bool has_accumulated() const noexcept { return grad_slot_ != nullptr; }
+  /// Adds the unsharded gradients to the gradient buffer (reduce dtype, padding zero) on `stream`, and drops them.
+  void accumulate(SlotPool& pool, cuda::StreamView stream);
+  /// Issues the reduce-scatter of the gradient buffer on `stream`, in place.
+  comm::Ticket reduce_scatter(comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  /// Moves the reduced slice, scaled to the mean, into the sharded gradients (adding to those put aside) on `stream` and
+  /// releases the gradient buffer. The tickets must have been waited for.
+  void finish_reduce(SlotPool& pool, cuda::StreamView stream);
+  /// One rank, nothing accumulated: unsharded gradients go straight into the sharded ones on `stream`.
+  void reduce_locally(cuda::StreamView stream);
+  /// Forgets unsharded and accumulated gradients.
+  void drop_gradients(SlotPool& pool, cuda::StreamView stream);
+
+ private:
+  void make_views(const std::vector<at::Tensor>& handles);
+  void pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, bool accumulate, cuda::StreamView stream);
+  bool prepare_sharded_gradients(cuda::StreamView stream);
+  void publish_sharded_gradients();
+  [[nodiscard]] at::Tensor local_view(const at::Tensor& flat, const ParamState& param) const;
+
+  Config config_;
+  shard::Plan plan_;
+  std::vector<ParamState> params_;
+  std::vector<kernels::PackPiece> gaps_;  ///< the padding of the flat buffer
+  std::vector<bool> with_grad_;           ///< parameters whose gradient is in the gradient buffer
+  bool aliased_ = false;
+  at::Tensor shard_;                                  ///< 1-D [slice], original dtype
+  c10::intrusive_ptr<c10::StorageImpl> gathered_;     ///< [world · slice], gathered dtype
+  SlotPool::Slot* gathered_slot_ = nullptr;
+  SlotPool::Slot* grad_slot_ = nullptr;               ///< [world · slice], reduce dtype
+  at::Tensor sharded_grad_;                           ///< 1-D [slice], original dtype
+  double pre_scale_ = 1.0, post_scale_ = 1.0;         ///< before and after the sum; together 1 / world
+};
+
+/// kernels::DType of a floating-point ScalarType the kernels know.
+[[nodiscard]] kernels::DType kernel_dtype(c10::ScalarType type);
+
+}  // namespace fsdpp::engine

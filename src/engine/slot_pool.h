@@ -1,0 +1,48 @@
+#pragma once
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fsdpp/cuda/stream.h"
+
+namespace fsdpp::engine {
+
+/// Device memory that units take in turn for gathered and gradient buffers. Memory once reserved stays reserved, so a steady
+/// state allocates nothing and addresses repeat from step to step. Not thread-safe.
+class SlotPool {
+ public:
+  explicit SlotPool(c10::Device device) : device_(device) {}
+  ~SlotPool();
+  SlotPool(const SlotPool&) = delete;
+  SlotPool& operator=(const SlotPool&) = delete;
+
+  /// One piece of memory and the point at which its last user is done with it.
+  struct Slot {
+    c10::DataPtr memory;
+    int64_t bytes = 0;
+    cuda::Event free_event;
+    cuda::StreamView freed_on;
+    bool in_use = false;
+    [[nodiscard]] void* data() const noexcept { return memory.get(); }
+  };
+
+  /// At least `bytes` bytes, 256-byte aligned, for work on `user`, which waits (not the host) for the previous user. Slots stay
+  /// at their address. nullptr for 0 bytes.
+  [[nodiscard]] Slot* acquire(int64_t bytes, cuda::StreamView user);
+  /// Gives a slot back; what `last_user` holds now is the last that touches it. nullptr is allowed.
+  void release(Slot* slot, cuda::StreamView last_user);
+
+  [[nodiscard]] int64_t reserved_bytes() const noexcept;
+  [[nodiscard]] int64_t in_use_bytes() const noexcept;
+  /// Frees the slots that are not in use. Blocks the host until their last users are done.
+  void trim();
+
+ private:
+  c10::Device device_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+};
+
+}  // namespace fsdpp::engine

@@ -1,0 +1,126 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/comm_context.h"
+#include "engine/flat_buffer.h"
+#include "fsdpp/api/policy.h"
+#include "fsdpp/api/unit_handle.h"
+#include "fsdpp/comm/mesh.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdpp::engine {
+
+/// [Note: Unit states] What a unit's handles show and what memory is valid:
+///   Sharded    handles: local shards;      gathered memory: none
+///   Gathering  handles: local shards;      gathered memory: being filled on the gather stream
+///   Cached     handles: local shards;      gathered memory: valid as of the handles' versions (between forward and backward
+///                                          without resharding)
+///   Shown      handles: gathered views;    gathered memory: valid on the compute stream (inside forward and backward)
+enum class UnitState { Sharded, Gathering, Cached, Shown };
+enum class GatherReason { Forward, Backward, Explicit };
+
+/// What one fully_shard call manages: the parameters of one or more modules, gathered and reduced together.
+class Unit : public std::enable_shared_from_this<Unit> {
+ public:
+  struct Param {
+    at::Tensor handle;
+    std::string name;
+  };
+  /// Shards the parameters (see FlatBuffer). Call attach() once the unit is owned by a shared_ptr.
+  Unit(std::vector<std::weak_ptr<torch::nn::Module>> modules, const std::vector<Param>& params,
+       std::shared_ptr<comm::Mesh> mesh, const FullyShardOptions& options);
+  ~Unit();
+  void attach();
+
+  // -- identity --------------------------------------------------------------------------------------------------------
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  void set_name(std::string name) { name_ = std::move(name); }
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const { return modules_.front().lock(); }
+  [[nodiscard]] bool manages(const torch::nn::Module* module) const;
+  [[nodiscard]] CommContext& context() const noexcept { return *context_; }
+  [[nodiscard]] std::vector<std::unique_ptr<FlatBuffer>>& buffers() noexcept { return buffers_; }
+  [[nodiscard]] const MixedPrecisionPolicy& policy() const noexcept { return options_.mp_policy; }
+  [[nodiscard]] UnitState state() const noexcept { return state_; }
+  /// One line for each parameter, equal on all ranks of a sane job.
+  [[nodiscard]] std::string describe() const;
+  /// Names parameters as seen from `root` and finds the units below it. Done once, by the first iteration's root.
+  void initialise_root();
+  [[nodiscard]] bool root_initialised() const noexcept { return root_initialised_; }
+  void set_root_default(bool is_root);
+
+  // -- forward ---------------------------------------------------------------------------------------------------------
+  /// Gathers (if not done ahead), waits on the compute stream and shows the gathered parameters.
+  void pre_forward();
+  /// Hides them; gives the memory back unless it is kept for backward. `will_backward`: an output wants a gradient.
+  void post_forward(bool will_backward);
+  /// Issues the gather if the memory is not valid. No wait.
+  void gather(GatherReason reason);
+  /// Completes a gather() and shows the gathered parameters.
+  void show();
+  void hide();
+  /// Gives the gathered memory back.
+  void reshard();
+  /// Parameters tied to another unit's: that unit is gathered along with this one.
+  void borrow(std::weak_ptr<Unit> owner) { borrowed_.push_back(std::move(owner)); }
+
+  // -- backward --------------------------------------------------------------------------------------------------------
+  void pre_backward();
+  void before_accumulate(FlatBuffer& buffer, size_t param);
+  void after_accumulate(FlatBuffer& buffer, size_t param);
+  /// Called once at the end of each backward that touched the unit.
+  void finish_backward();
+  /// Hands the sharded gradients to the handles.
+  void restore_grads();
+  /// After a backward that ended by an exception: drops its gradients, shards the unit.
+  void abandon_backward();
+  [[nodiscard]] bool in_backward() const noexcept { return backward_task_ >= 0; }
+
+  // -- use guard -------------------------------------------------------------------------------------------------------
+  [[nodiscard]] bool serves_operators(const at::Tensor& tensor) const;
+  [[nodiscard]] bool is_shard_of(const at::Tensor& tensor) const;
+  [[nodiscard]] std::string name_of(const at::Tensor& tensor) const;
+  void unshard_on_demand();
+
+  // -- switches and readings -------------------------------------------------------------------------------------------
+  void set_requires_gradient_sync(bool value) noexcept { requires_gradient_sync_ = value; }
+  void set_reshard_after_forward(bool value) noexcept { options_.reshard_after_forward = value; }
+  void set_reshard_after_backward(bool value) noexcept { reshard_after_backward_ = value; }
+  [[nodiscard]] UnitStats& stats() noexcept { return stats_; }
+  [[nodiscard]] UnitMemory memory() const;
+  [[nodiscard]] std::vector<shard::ShardedParam> sharded_params() const;
+  [[nodiscard]] std::string plan(bool rows_by_rank) const;
+
+ private:
+  [[nodiscard]] bool cache_is_current() const;
+  [[nodiscard]] bool reshards_after_forward() const { return options_.reshard_after_forward.value_or(!root_default_); }
+  void install_accumulators();
+  void begin_backward(int task);
+  void post_backward();
+  void reduce();
+  void free_gathered(cuda::StreamView last_user);
+
+  std::string name_;
+  std::vector<std::weak_ptr<torch::nn::Module>> modules_;
+  std::shared_ptr<CommContext> context_;
+  FullyShardOptions options_;
+  std::vector<std::unique_ptr<FlatBuffer>> buffers_;
+  std::vector<std::weak_ptr<Unit>> borrowed_;
+  UnitState state_ = UnitState::Sharded;
+  comm::Ticket gather_ticket_;
+  cuda::Event gather_event_;
+  cuda::StreamView accumulator_stream_;
+  bool root_default_ = false, root_initialised_ = false;
+  bool requires_gradient_sync_ = true, reshard_after_backward_ = true;
+  int backward_task_ = -1;       ///< autograd's graph task that is in this unit's backward
+  int64_t expected_grads_ = 0, seen_grads_ = 0;
+  UnitStats stats_;
+};
+
+}  // namespace fsdpp::engine
