@@ -28,17 +28,20 @@ struct FSDPP_API ShardedParam {
   [[nodiscard]] Range local() const { return ranges[static_cast<size_t>(mesh->shard_rank())]; }
   [[nodiscard]] int64_t numel() const;
   /// Shape of the local shard: [rows, …] for Cut::Rows (a scalar stays []), [elements] for Cut::Elements; dim 0 is 0 where
-  /// this rank owns nothing.
+  /// this rank owns nothing. Of a parameter without elements shard rank 0 keeps the global shape.
   [[nodiscard]] std::vector<int64_t> local_sizes() const;
   /// "Ragged(dim=0, rows=[3,3,2])" or "Ragged(elements=[…])".
   [[nodiscard]] std::string placement() const;
 };
 
 /// Joins the ranks' parts of `local` (shaped like the local shard, any dtype, this rank's device) into the global tensor on
-/// every rank. Collective over the mesh's shard axis; blocks the host on CPU, queues on the current stream on CUDA.
+/// every rank: a new tensor of the dtype of `local`, without autograd history, that shares no memory with it. Collective over
+/// the mesh's shard axis (on gather_comm(); nothing on the wire at shard size 1); blocks the host on CPU, queues on the
+/// current stream on CUDA. Throws UsageError for another shape or device.
 [[nodiscard]] FSDPP_API at::Tensor full_tensor(const ShardedParam& param, const at::Tensor& local);
 
-/// The part of `full` (global shape, any device) that this rank owns, as a contiguous tensor shaped like the local shard.
+/// The part of `full` (global shape, any device and dtype) that this rank owns: a new contiguous tensor shaped like the local
+/// shard, on the device and in the dtype of `full`. No communication. Throws UsageError for another shape.
 [[nodiscard]] FSDPP_API at::Tensor local_part(const ShardedParam& param, const at::Tensor& full);
 
 }  // namespace fsdpp::shard
