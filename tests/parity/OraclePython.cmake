@@ -1,0 +1,28 @@
+# FSDPP_ORACLE_PYTHON: a Python with torch and safetensors, the other side of the live comparisons. Tests only; the library
+# and its programs never start Python. Sets it to NOTFOUND, with a warning, when there is none: those tests are then absent.
+include_guard(GLOBAL)
+set(FSDPP_ORACLE_PYTHON "" CACHE FILEPATH "Python with torch and safetensors for the live comparison tests")
+function(_fsdpp_find_oracle)
+  set(_candidates ${FSDPP_ORACLE_PYTHON})
+  if(NOT FSDPP_ORACLE_PYTHON)
+    find_program(_path_python NAMES python3 python NO_CACHE)
+    list(APPEND _candidates ${FSDPP_TORCH_SITE}/../../../bin/python ${_path_python})
+  endif()
+  foreach(_python IN LISTS _candidates)
+    execute_process(COMMAND ${_python} -c "import safetensors, importlib.util as u; assert u.find_spec('torch')"
+                    RESULT_VARIABLE _rc OUTPUT_QUIET ERROR_QUIET)
+    if(_rc EQUAL 0)
+      get_filename_component(_python ${_python} ABSOLUTE)
+      message(STATUS "fsdpp: comparison tests run against ${_python}")
+      set(FSDPP_ORACLE_PYTHON ${_python} CACHE FILEPATH "" FORCE)
+      return()
+    endif()
+  endforeach()
+  if(FSDPP_ORACLE_PYTHON)
+    message(FATAL_ERROR "FSDPP_ORACLE_PYTHON=${FSDPP_ORACLE_PYTHON} has no torch or no safetensors package.")
+  endif()
+  set(FSDPP_ORACLE_PYTHON NOTFOUND PARENT_SCOPE)
+  message(WARNING "No Python with torch and safetensors was found: the live comparisons with PyTorch FSDP2 and with Python's "
+    "safetensors are NOT among the tests of this build. Give one with -DFSDPP_ORACLE_PYTHON=/path/to/python.")
+endfunction()
+_fsdpp_find_oracle()
