@@ -7,6 +7,7 @@
 
 #include "base/enforce.h"
 #include "fsdpp/cuda/stream.h"
+#include "shard/local_shape.h"
 
 namespace fsdpp::shard {
 namespace {
@@ -40,15 +41,7 @@ void broadcast_ranges(const ShardedParam& param, const at::Tensor& full) {
 
 int64_t ShardedParam::numel() const { return product(global_sizes); }
 
-std::vector<int64_t> ShardedParam::local_sizes() const {
-  const int64_t count = local().size();
-  if (cut == Cut::Elements) return {count};
-  if (global_sizes.empty()) return count == 1 ? std::vector<int64_t>{} : std::vector<int64_t>{0};
-  std::vector<int64_t> sizes = global_sizes;
-  const bool all_of_nothing = numel() == 0 && mesh->shard_rank() == 0;  // rank 0 keeps the shape of an empty parameter
-  if (!all_of_nothing) sizes[0] = count / unit_of(*this);
-  return sizes;
-}
+std::vector<int64_t> ShardedParam::local_sizes() const { return shard::local_sizes(global_sizes, cut, local()); }
 
 std::string ShardedParam::placement() const {
   std::vector<int64_t> counts;

@@ -28,7 +28,7 @@ struct FSDPP_API ShardedParam {
   [[nodiscard]] Range local() const { return ranges[static_cast<size_t>(mesh->shard_rank())]; }
   [[nodiscard]] int64_t numel() const;
   /// Shape of the local shard: [rows, …] for Cut::Rows (a scalar stays []), [elements] for Cut::Elements; dim 0 is 0 where
-  /// this rank owns nothing. Of a parameter without elements shard rank 0 keeps the global shape.
+  /// this rank owns nothing. Rows without elements (row_numel 0) are every rank's.
   [[nodiscard]] std::vector<int64_t> local_sizes() const;
   /// "Ragged(dim=0, rows=[3,3,2])" or "Ragged(elements=[…])".
   [[nodiscard]] std::string placement() const;
