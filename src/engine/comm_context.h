@@ -47,7 +47,8 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void leave_forward(Unit& unit);
   /// Notes that `unit` is used next and gathers ahead by last iteration's order.
   void record_forward_use(const std::shared_ptr<Unit>& unit);
-  void record_post_forward(const std::shared_ptr<Unit>& unit) { post_forward_order_.push_back(unit); }
+  /// Notes that `unit` ended a forward that wants a backward; returns its place in that order.
+  int64_t record_post_forward(const std::shared_ptr<Unit>& unit);
 
   // -- backward --------------------------------------------------------------------------------------------------------
   /// Registers `unit` with the running backward (queues the final callback at the first one). REQUIRES: inside backward.
@@ -60,12 +61,16 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void drain_reduces(size_t in_flight);
   /// Lets the compute stream wait for all reductions.
   void wait_reduces();
-  /// Units that are the root's or below register here at their root's first forward.
+  /// Gives back the memory of `unit` at the next pre-backward of another unit (its frozen parameters may still be read).
+  void reshard_later(const std::shared_ptr<Unit>& unit) { reshard_later_.push_back(unit); }
+  void reshard_deferred(const Unit* except);
   [[nodiscard]] bool is_last_backward() const noexcept { return is_last_backward_; }
   void set_is_last_backward(bool value) noexcept { is_last_backward_ = value; }
 
  private:
   void begin_iteration();
+  void gather_ahead(const std::shared_ptr<Unit>& unit, bool forward);
+  void drop_unused_gathers();
   void finish_backward(int task);
 
   struct PendingReduce {
@@ -80,6 +85,7 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   bool is_last_backward_ = true;
   std::vector<std::weak_ptr<Unit>> forward_order_, last_forward_order_, post_forward_order_;
   std::map<int, std::vector<std::shared_ptr<Unit>>> running_backwards_;  ///< by autograd's graph task
+  std::vector<std::weak_ptr<Unit>> gathered_ahead_, reshard_later_;
   std::vector<PendingReduce> reduces_;
 };
 

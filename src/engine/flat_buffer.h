@@ -26,7 +26,7 @@ struct ParamState {
   size_t plan_index = 0;
   at::Tensor shard_view;             ///< local shard, view of the shard buffer, original dtype
   at::Tensor gathered_view;          ///< global shape, view of the gathered buffer
-  std::shared_ptr<torch::autograd::Node> accumulator;  ///< the gathered parameter's AccumulateGrad, shared by all forwards of a step
+  std::weak_ptr<torch::autograd::Node> accumulator;    ///< AccumulateGrad of the gathered parameter; alive while a graph wants its gradient
   at::Tensor unsharded_grad;         ///< gradient of this backward, global shape; undefined when there is none
   at::Tensor sharded_grad;           ///< what .grad becomes when the backward ends, local shape; undefined: no gradient
   bool grad_put_aside = false;       ///< .grad was moved to sharded_grad for the running backward

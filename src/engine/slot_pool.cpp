@@ -21,26 +21,42 @@ SlotPool::~SlotPool() {
 
 SlotPool::Slot* SlotPool::acquire(int64_t bytes, cuda::StreamView user) {
   if (bytes == 0) return nullptr;
-  Slot* best = nullptr;
-  for (auto& slot : slots_)
-    if (!slot->in_use && fits(slot->bytes, bytes) && (!best || slot->bytes < best->bytes)) best = slot.get();
-  if (best) {
-    if (!(best->freed_on == user)) user.wait(best->free_event);
-  } else {
-    slots_.push_back(std::make_unique<Slot>());
-    best = slots_.back().get();
-    best->memory = c10::GetAllocator(device_.type())->allocate(static_cast<size_t>(bytes));
-    best->bytes = bytes;
-    user.wait(cuda::current_stream(device_));  // the allocator hands out memory in the order of the current stream
+  auto* slot = find_free(bytes, user);
+  if (!slot)
+    slot = allocate(bytes, user);
+  else if (!(slot->freed_on == user))
+    user.wait(slot->free_event);
+  slot->in_use = true;
+  return slot;
+}
+
+SlotPool::Slot* SlotPool::find_free(int64_t bytes, cuda::StreamView user) {
+  Slot* oldest = nullptr;
+  int alike = 0;
+  for (auto& slot : slots_) {
+    if (!fits(slot->bytes, bytes)) continue;
+    ++alike;
+    if (slot->in_use) continue;
+    if (slot->freed_on == user) return slot.get();
+    if (!oldest || slot->freed_at < oldest->freed_at) oldest = slot.get();
   }
-  best->in_use = true;
-  return best;
+  return alike < kSlots ? nullptr : oldest;
+}
+
+SlotPool::Slot* SlotPool::allocate(int64_t bytes, cuda::StreamView user) {
+  auto slot = std::make_unique<Slot>();
+  slot->memory = c10::GetAllocator(device_.type())->allocate(static_cast<size_t>(bytes));
+  slot->bytes = bytes;
+  user.wait(cuda::current_stream(device_));  // the allocator hands out memory in the order of the current stream
+  slots_.push_back(std::move(slot));
+  return slots_.back().get();
 }
 
 void SlotPool::release(Slot* slot, cuda::StreamView last_user) {
   if (!slot) return;
   slot->free_event.record(last_user);
   slot->freed_on = last_user;
+  slot->freed_at = ++releases_;
   slot->in_use = false;
 }
 

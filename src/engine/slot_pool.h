@@ -25,12 +25,15 @@ class SlotPool {
     int64_t bytes = 0;
     cuda::Event free_event;
     cuda::StreamView freed_on;
+    uint64_t freed_at = 0;  ///< order of release
     bool in_use = false;
     [[nodiscard]] void* data() const noexcept { return memory.get(); }
   };
 
   /// At least `bytes` bytes, 256-byte aligned, for work on `user`, which waits (not the host) for the previous user. Slots stay
-  /// at their address. nullptr for 0 bytes.
+  /// at their address. While fewer than kSlots of about this size exist, a new one is preferred to waiting for a slot that
+  /// another stream gave back. nullptr for 0 bytes.
+  static constexpr int kSlots = 2;
   [[nodiscard]] Slot* acquire(int64_t bytes, cuda::StreamView user);
   /// Gives a slot back; what `last_user` holds now is the last that touches it. nullptr is allowed.
   void release(Slot* slot, cuda::StreamView last_user);
@@ -43,6 +46,9 @@ class SlotPool {
  private:
   c10::Device device_;
   std::vector<std::unique_ptr<Slot>> slots_;
+  uint64_t releases_ = 0;
+  [[nodiscard]] Slot* find_free(int64_t bytes, cuda::StreamView user);
+  [[nodiscard]] Slot* allocate(int64_t bytes, cuda::StreamView user);
 };
 
 }  // namespace fsdpp::engine

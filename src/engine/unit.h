@@ -81,6 +81,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// After a backward that ended by an exception: drops its gradients, shards the unit.
   void abandon_backward();
   [[nodiscard]] bool in_backward() const noexcept { return backward_task_ >= 0; }
+  [[nodiscard]] int64_t post_forward_index() const noexcept { return post_forward_index_; }
 
   // -- use guard -------------------------------------------------------------------------------------------------------
   [[nodiscard]] bool serves_operators(const at::Tensor& tensor) const;
@@ -101,10 +102,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] bool cache_is_current() const;
   [[nodiscard]] bool reshards_after_forward() const { return options_.reshard_after_forward.value_or(!root_default_); }
   void install_accumulators();
+  void note_accumulators();
+  void release_memory();
   void begin_backward(int task);
   void post_backward();
   void reduce();
-  void free_gathered(cuda::StreamView last_user);
+  [[nodiscard]] bool has_frozen_params() const;
 
   std::string name_;
   std::vector<std::weak_ptr<torch::nn::Module>> modules_;
@@ -114,12 +117,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<std::weak_ptr<Unit>> borrowed_;
   UnitState state_ = UnitState::Sharded;
   comm::Ticket gather_ticket_;
-  cuda::Event gather_event_;
   cuda::StreamView accumulator_stream_;
   bool root_default_ = false, root_initialised_ = false;
   bool requires_gradient_sync_ = true, reshard_after_backward_ = true;
   int backward_task_ = -1;       ///< autograd's graph task that is in this unit's backward
   int64_t expected_grads_ = 0, seen_grads_ = 0;
+  int64_t post_forward_index_ = -1;  ///< where CommContext::record_post_forward put it last
   UnitStats stats_;
 };
 

@@ -1,0 +1,99 @@
+#include "fsdpp/api/fully_shard.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "base/enforce.h"
+#include "engine/registry.h"
+#include "engine/unit.h"
+#include "engine/use_guard.h"
+
+namespace fsdpp {
+namespace {
+
+using engine::Unit;
+using ModulePtr = std::shared_ptr<torch::nn::Module>;
+
+void check_modules(const std::vector<ModulePtr>& modules) {
+  FSDPP_ENFORCE(!modules.empty(), UsageError, "fully_shard needs at least one module, got an empty list");
+  for (auto& m : modules) {
+    FSDPP_ENFORCE(m != nullptr, UsageError, "fully_shard got an empty module pointer");
+    FSDPP_ENFORCE(!engine::find_unit(m.get()), UsageError,
+                  "fully_shard was called twice on one module ({}). Expected a module that no unit manages. Try: call it once for each "
+                  "module, inner modules first.", m->name());
+  }
+}
+
+void check_param(const std::string& name, const at::Tensor& p, c10::Device device) {
+  FSDPP_ENFORCE(p.device() == device, UsageError,
+                "parameter '{}' is on {}, expected {}, the device of the mesh. Try: module->to({}) before fully_shard.", name,
+                p.device().str(), device.str(), device.str());
+  FSDPP_ENFORCE(p.layout() == c10::kStrided, ConfigError, "parameter '{}' has layout {}, expected a dense tensor", name, c10::str(p.layout()));
+}
+
+bool is_below(const ModulePtr& inner, const std::vector<ModulePtr>& outers) {
+  for (auto& outer : outers)
+    for (auto& m : outer->modules(true))
+      if (m == inner) return true;
+  return false;
+}
+
+struct Collected {
+  std::vector<Unit::Param> own;
+  std::vector<std::shared_ptr<Unit>> borrowed;  ///< units elsewhere that manage a tied parameter
+};
+
+Collected collect(const std::vector<ModulePtr>& modules, c10::Device device) {
+  Collected result;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (auto& m : modules)
+    for (auto& p : m->named_parameters(true)) {
+      if (!p.value().defined() || !seen.insert(p.value().unsafeGetTensorImpl()).second) continue;
+      if (auto owner = engine::find_unit(p.value())) {
+        if (!is_below(owner->module(), modules)) result.borrowed.push_back(owner);
+        continue;
+      }
+      check_param(p.key(), p.value(), device);
+      result.own.push_back({p.value(), p.key()});
+    }
+  return result;
+}
+
+}  // namespace
+
+UnitHandle fully_shard(const std::vector<ModulePtr>& modules, std::shared_ptr<comm::Mesh> mesh, const FullyShardOptions& options) {
+  FSDPP_ENFORCE(mesh != nullptr, UsageError, "fully_shard got no mesh. Try: Mesh::shard(World::init()).");
+  check_modules(modules);
+  auto collected = collect(modules, mesh->device());
+  auto unit = std::make_shared<Unit>(std::vector<std::weak_ptr<torch::nn::Module>>(modules.begin(), modules.end()), collected.own,
+                                     std::move(mesh), options);
+  std::sort(collected.borrowed.begin(), collected.borrowed.end());
+  collected.borrowed.erase(std::unique(collected.borrowed.begin(), collected.borrowed.end()), collected.borrowed.end());
+  for (auto& owner : collected.borrowed) unit->borrow(owner);
+  unit->attach();
+  engine::register_unit(unit, modules);
+  return UnitHandle(unit);
+}
+
+UnitHandle fully_shard(const ModulePtr& module, std::shared_ptr<comm::Mesh> mesh, const FullyShardOptions& options) {
+  return fully_shard(std::vector<ModulePtr>{module}, std::move(mesh), options);
+}
+
+shard::ShardedParam sharding_of(const at::Tensor& parameter) {
+  auto unit = engine::find_unit(parameter);
+  FSDPP_ENFORCE(unit != nullptr, UsageError, "no unit manages this tensor of shape {}. Expected a parameter of a module given to fully_shard.",
+                fmt::join(parameter.sizes(), "x"));
+  for (auto& p : unit->sharded_params())
+    if (p.handle.unsafeGetTensorImpl() == parameter.unsafeGetTensorImpl()) return p;
+  fail<UsageError>("this tensor is no longer a parameter of unit '{}'", unit->name());
+}
+
+at::Tensor full_tensor(const at::Tensor& parameter) {
+  auto info = sharding_of(parameter);
+  auto unit = engine::find_unit(parameter);
+  engine::ShardAccess access;
+  if (unit->state() == engine::UnitState::Shown) return parameter.detach().clone();
+  return shard::full_tensor(info, parameter.detach());
+}
+
+}  // namespace fsdpp

@@ -1,0 +1,115 @@
+#include "fsdpp/api/unit_handle.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+#include "base/enforce.h"
+#include "engine/registry.h"
+#include "engine/unit.h"
+
+namespace fsdpp {
+namespace {
+
+using engine::Unit;
+
+std::shared_ptr<Unit> lock(const std::weak_ptr<Unit>& weak) {
+  auto unit = weak.lock();
+  FSDPP_ENFORCE(unit != nullptr, UsageError, "this UnitHandle's module no longer exists");
+  return unit;
+}
+
+std::vector<std::shared_ptr<Unit>> units_below(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<Unit>> result;
+  auto add = [&](const torch::nn::Module* m) {
+    auto unit = engine::find_unit(m);
+    if (unit && std::find(result.begin(), result.end(), unit) == result.end()) result.push_back(std::move(unit));
+  };
+  add(&module);
+  for (auto& m : module.modules(/*include_self=*/false)) add(m.get());
+  return result;
+}
+
+// Applies f to the unit, and with `recurse` to the units below its modules.
+template <class F>
+void for_each_unit(const std::weak_ptr<Unit>& weak, bool recurse, F f) {
+  auto unit = lock(weak);
+  auto module = unit->module();
+  if (!recurse || !module) return f(*unit);
+  for (auto& u : units_below(*module)) f(*u);
+}
+
+}  // namespace
+
+std::string UnitHandle::name() const { return lock(unit_)->name(); }
+
+void UnitHandle::unshard(bool async) const {
+  auto unit = lock(unit_);
+  unit->gather(engine::GatherReason::Explicit);
+  if (!async) unit->show();
+}
+
+void UnitHandle::wait_unshard() const {
+  auto unit = lock(unit_);
+  FSDPP_ENFORCE(unit->state() != engine::UnitState::Sharded, UsageError,
+                "wait_unshard on unit '{}', which is sharded. Try: unshard(true) first.", unit->name());
+  unit->show();
+}
+
+void UnitHandle::reshard() const { lock(unit_)->reshard(); }
+
+bool UnitHandle::is_sharded() const {
+  auto state = lock(unit_)->state();
+  return state == engine::UnitState::Sharded;
+}
+
+void UnitHandle::set_requires_gradient_sync(bool value, bool recurse) const {
+  for_each_unit(unit_, recurse, [&](Unit& u) { u.set_requires_gradient_sync(value); });
+}
+void UnitHandle::set_reshard_after_forward(bool value, bool recurse) const {
+  for_each_unit(unit_, recurse, [&](Unit& u) { u.set_reshard_after_forward(value); });
+}
+void UnitHandle::set_reshard_after_backward(bool value, bool recurse) const {
+  for_each_unit(unit_, recurse, [&](Unit& u) { u.set_reshard_after_backward(value); });
+}
+void UnitHandle::set_is_last_backward(bool value) const { lock(unit_)->context().set_is_last_backward(value); }
+
+std::vector<shard::ShardedParam> UnitHandle::parameters() const { return lock(unit_)->sharded_params(); }
+UnitStats UnitHandle::stats() const { return lock(unit_)->stats(); }
+void UnitHandle::reset_stats() const { lock(unit_)->stats() = {}; }
+UnitMemory UnitHandle::memory() const { return lock(unit_)->memory(); }
+std::string UnitHandle::plan(bool rows_by_rank) const { return lock(unit_)->plan(rows_by_rank); }
+
+UnitHandle unit_of(const torch::nn::Module& module) {
+  auto unit = engine::find_unit(&module);
+  FSDPP_ENFORCE(unit != nullptr, UsageError, "fully_shard was not called on this module ({})", module.name());
+  return UnitHandle(unit);
+}
+
+std::vector<UnitHandle> units(const torch::nn::Module& module) {
+  std::vector<UnitHandle> result;
+  for (auto& u : units_below(module)) result.emplace_back(u);
+  return result;
+}
+
+std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module) {
+  std::vector<shard::ShardedParam> all;
+  for (auto& u : units_below(module))
+    for (auto& p : u->sharded_params()) all.push_back(std::move(p));
+  std::vector<shard::ShardedParam> result;
+  for (auto& named : module.named_parameters(true))
+    for (auto& p : all)
+      if (p.handle.unsafeGetTensorImpl() == named.value().unsafeGetTensorImpl()) {
+        bool listed = std::any_of(result.begin(), result.end(), [&](auto& r) { return r.handle.is_same(p.handle); });
+        if (!listed) result.push_back(p);
+      }
+  for (auto& p : result)
+    for (auto& named : module.named_parameters(true))
+      if (named.value().is_same(p.handle)) {
+        p.name = named.key();
+        break;
+      }
+  return result;
+}
+
+}  // namespace fsdpp

@@ -1,0 +1,53 @@
+#include "engine/autograd_edges.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "engine/unit.h"
+
+namespace fsdpp::engine {
+namespace {
+
+using torch::autograd::variable_list;
+
+struct BeforeAccumulate : torch::autograd::FunctionPreHook {
+  BeforeAccumulate(std::shared_ptr<Unit> u, FlatBuffer& b, size_t i) : unit(std::move(u)), buffer(&b), index(i) {}
+  variable_list operator()(const variable_list& grads) override {
+    unit->before_accumulate(*buffer, index);
+    return grads;
+  }
+  std::shared_ptr<Unit> unit;
+  FlatBuffer* buffer;
+  size_t index;
+};
+
+struct AfterAccumulate : torch::autograd::PostAccumulateGradHook {
+  AfterAccumulate(std::shared_ptr<Unit> u, FlatBuffer& b, size_t i) : unit(std::move(u)), buffer(&b), index(i) {}
+  void operator()(const at::Tensor&) override { unit->after_accumulate(*buffer, index); }
+  std::shared_ptr<Unit> unit;
+  FlatBuffer* buffer;
+  size_t index;
+};
+
+struct BeforeBackward : torch::autograd::FunctionPreHook {
+  explicit BeforeBackward(std::shared_ptr<Unit> u) : unit(std::move(u)) {}
+  variable_list operator()(const variable_list& grads) override {
+    unit->pre_backward();
+    return grads;
+  }
+  std::shared_ptr<Unit> unit;
+};
+
+}  // namespace
+
+void hook_parameter(const at::Tensor& handle, const std::shared_ptr<Unit>& unit, FlatBuffer& buffer, size_t index) {
+  torch::autograd::impl::add_hook(handle, std::make_unique<BeforeAccumulate>(unit, buffer, index));
+  torch::autograd::impl::set_post_acc_grad_hooks(handle, std::make_unique<AfterAccumulate>(unit, buffer, index));
+}
+
+void hook_output(const at::Tensor& output, const std::shared_ptr<Unit>& unit) {
+  const auto& node = output.grad_fn();
+  if (node) node->add_pre_hook(std::make_unique<BeforeBackward>(unit));
+}
+
+}  // namespace fsdpp::engine

@@ -1,0 +1,156 @@
+#include "engine/comm_context.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "engine/unit.h"
+
+namespace fsdpp::engine {
+namespace {
+
+constexpr size_t kReducesInFlight = 2;
+constexpr size_t kLongestOrder = 1 << 16;  // forwards that never see a backward must not grow the order for ever
+
+std::mutex contexts_mutex;
+std::unordered_map<const comm::Mesh*, std::weak_ptr<CommContext>>& contexts() {
+  static auto* instance = new std::unordered_map<const comm::Mesh*, std::weak_ptr<CommContext>>;
+  return *instance;
+}
+
+bool same(const std::weak_ptr<Unit>& a, const std::shared_ptr<Unit>& b) { return !a.owner_before(b) && !b.owner_before(a); }
+
+}  // namespace
+
+std::shared_ptr<CommContext> CommContext::of(const std::shared_ptr<comm::Mesh>& mesh) {
+  std::lock_guard lock(contexts_mutex);
+  auto& entry = contexts()[mesh.get()];
+  if (auto existing = entry.lock(); existing && existing->mesh_ == mesh) return existing;
+  auto made = std::make_shared<CommContext>(mesh);
+  entry = made;
+  return made;
+}
+
+CommContext::CommContext(std::shared_ptr<comm::Mesh> mesh)
+    : mesh_(std::move(mesh)), gathered_pool_(mesh_->device()), gradient_pool_(mesh_->device()) {
+  if (!on_wire()) return;
+  gather_stream_ = cuda::Stream(mesh_->device(), cuda::Stream::Priority::High);
+  reduce_stream_ = cuda::Stream(mesh_->device(), cuda::Stream::Priority::High);
+}
+
+bool CommContext::enter_forward(Unit& unit) {
+  bool root = forward_depth_ == 0 && torch::autograd::get_current_graph_task_id() < 0;
+  if (root) {
+    unit.initialise_root();
+    begin_iteration();
+  }
+  ++forward_depth_;
+  return root;
+}
+
+void CommContext::leave_forward(Unit&) {
+  if (--forward_depth_ == 0 && torch::autograd::get_current_graph_task_id() < 0) drop_unused_gathers();
+}
+
+void CommContext::begin_iteration() {
+  // A backward that is registered now ended by an exception.
+  for (auto& [task, units] : std::exchange(running_backwards_, {}))
+    for (auto& unit : units) unit->abandon_backward();
+  if (!forward_order_.empty()) last_forward_order_ = std::exchange(forward_order_, {});
+  if (post_forward_order_.size() > kLongestOrder) post_forward_order_.clear();
+  if (on_wire()) gather_stream_.view().wait(compute_stream());
+}
+
+void CommContext::record_forward_use(const std::shared_ptr<Unit>& unit) {
+  size_t i = forward_order_.size();
+  forward_order_.push_back(unit);
+  if (i + 1 < last_forward_order_.size() && same(last_forward_order_[i], unit))
+    if (auto next = last_forward_order_[i + 1].lock()) gather_ahead(next, true);
+}
+
+int64_t CommContext::record_post_forward(const std::shared_ptr<Unit>& unit) {
+  post_forward_order_.push_back(unit);
+  return static_cast<int64_t>(post_forward_order_.size()) - 1;
+}
+
+void CommContext::gather_ahead(const std::shared_ptr<Unit>& unit, bool forward) {
+  if (!on_wire() || unit->state() != UnitState::Sharded) return;
+  unit->gather(forward ? GatherReason::Forward : GatherReason::Backward);
+  gathered_ahead_.push_back(unit);
+}
+
+void CommContext::drop_unused_gathers() {
+  for (auto& weak : std::exchange(gathered_ahead_, {}))
+    if (auto unit = weak.lock(); unit && unit->state() == UnitState::Gathering) unit->reshard();
+}
+
+void CommContext::touch(const std::shared_ptr<Unit>& unit) {
+  int task = torch::autograd::get_current_graph_task_id();
+  auto [it, first] = running_backwards_.try_emplace(task);
+  it->second.push_back(unit);
+  if (first)
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [self = shared_from_this(), task] { self->finish_backward(task); });
+}
+
+void CommContext::prefetch_backward(const Unit& unit) {
+  for (int64_t i = unit.post_forward_index() - 1; i >= 0; --i) {
+    auto previous = post_forward_order_[static_cast<size_t>(i)].lock();
+    if (!previous || previous.get() == &unit) continue;
+    if (!previous->in_backward()) gather_ahead(previous, false);
+    return;
+  }
+}
+
+void CommContext::push_reduce(comm::Ticket ticket, std::function<void()> finish) {
+  if (mesh_->device().is_cuda()) return finish();  // everything is in the reduce stream's order
+  reduces_.push_back({std::move(ticket), std::move(finish)});
+  drain_reduces(kReducesInFlight);
+}
+
+void CommContext::drain_reduces(size_t in_flight) {
+  while (reduces_.size() > in_flight) {
+    auto oldest = std::move(reduces_.front());
+    reduces_.erase(reduces_.begin());
+    oldest.ticket.wait_host();
+    oldest.finish();
+  }
+}
+
+void CommContext::wait_reduces() {
+  drain_reduces(0);
+  compute_stream().wait(reduce_stream());
+}
+
+void CommContext::reshard_deferred(const Unit* except) {
+  std::erase_if(reshard_later_, [&](auto& weak) {
+    auto unit = weak.lock();
+    if (unit.get() == except && unit) return false;
+    if (unit) unit->reshard();
+    return true;
+  });
+}
+
+void CommContext::finish_backward(int task) {
+  auto node = running_backwards_.extract(task);
+  if (node.empty()) return;
+  for (auto& unit : node.mapped()) unit->finish_backward();
+  if (!running_backwards_.empty()) {  // a backward inside a backward: the outer one completes the reductions
+    auto& outer = running_backwards_.rbegin()->second;
+    outer.insert(outer.end(), node.mapped().begin(), node.mapped().end());
+    return;
+  }
+  reshard_deferred(nullptr);
+  drop_unused_gathers();
+  if (is_last_backward_) {
+    post_forward_order_.clear();
+    wait_reduces();
+  } else {
+    drain_reduces(0);
+  }
+  for (auto& unit : node.mapped()) unit->restore_grads();
+}
+
+}  // namespace fsdpp::engine

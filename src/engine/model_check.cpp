@@ -1,0 +1,70 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <sstream>
+
+#include "base/enforce.h"
+#include "engine/comm_context.h"
+
+namespace fsdpp::engine {
+namespace {
+
+// FNV-1a: equal on every machine, unlike std::hash.
+int64_t fingerprint(const std::string& text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ULL;
+  return static_cast<int64_t>(hash);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+at::Tensor gather_fingerprints(CommContext& context, int64_t own) {
+  auto& mesh = context.mesh();
+  auto options = at::TensorOptions(mesh.device()).dtype(at::kLong);
+  auto mine = at::full({1}, own, options);
+  auto all = at::empty({mesh.shard_size()}, options);
+  auto stream = context.compute_stream();
+  auto ticket = mesh.gather_comm().all_gather({all.mutable_data_ptr(), mesh.shard_size(), at::kLong},
+                                              {mine.const_data_ptr(), 1, at::kLong}, stream, {.label = "model check"});
+  ticket.wait(stream);
+  return all.cpu();
+}
+
+// The first line in which two descriptions differ.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  auto x = lines_of(a), y = lines_of(b);
+  for (size_t i = 0; i < std::max(x.size(), y.size()); ++i) {
+    auto left = i < x.size() ? x[i] : "nothing", right = i < y.size() ? y[i] : "nothing";
+    if (left != right) return {left, right};
+  }
+  return {"", ""};
+}
+
+}  // namespace
+
+void check_same_model(CommContext& context, const std::string& description) {
+  if (!context.on_wire()) return;
+  auto& mesh = context.mesh();
+  auto all = gather_fingerprints(context, fingerprint(description));
+  const auto* prints = all.const_data_ptr<int64_t>();
+  int other = 0;
+  while (other < mesh.shard_size() && prints[other] == prints[0]) ++other;
+  if (other == mesh.shard_size()) return;
+  auto key = [&](int rank) { return fmt::format("model/{}/{}", mesh.name(), rank); };
+  mesh.world().store().set(key(mesh.shard_rank()), description);
+  auto timeout = std::chrono::seconds(30);
+  auto [first, second] = first_difference(mesh.world().store().get(key(0), timeout), mesh.world().store().get(key(other), timeout));
+  fail<UsageError>("the model is not the same on all ranks: rank 0 has [{}], rank {} has [{}]. Try: build the same modules, in the "
+                   "same order and with the same options, on every rank.", first, other, second);
+}
+
+}  // namespace fsdpp::engine

@@ -1,0 +1,80 @@
+#include "engine/registry.h"
+
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "engine/unit.h"
+
+namespace fsdpp::engine {
+namespace {
+
+struct ModuleEntry {
+  std::weak_ptr<Unit> unit;
+  std::shared_ptr<Unit> owned;  ///< set for units without parameters
+};
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::unordered_map<const torch::nn::Module*, ModuleEntry> modules;
+  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<Unit>> parameters;
+};
+
+Registry& registry() {
+  static auto* instance = new Registry;  // handles may outlive static destructors
+  return *instance;
+}
+
+bool has_params(Unit& unit) {
+  for (auto& b : unit.buffers())
+    if (!b->params().empty()) return true;
+  return false;
+}
+
+// Entries of dead modules and parameters. REQUIRES: exclusive lock. Returns the units to destroy after unlocking.
+std::vector<std::shared_ptr<Unit>> sweep(Registry& r) {
+  std::vector<std::shared_ptr<Unit>> dead;
+  std::erase_if(r.modules, [&](auto& e) {
+    auto unit = e.second.unit.lock();
+    if (unit && unit->manages(e.first)) return false;
+    if (e.second.owned) dead.push_back(std::move(e.second.owned));
+    return true;
+  });
+  std::erase_if(r.parameters, [](auto& e) { return e.second.expired(); });
+  return dead;
+}
+
+}  // namespace
+
+void register_unit(const std::shared_ptr<Unit>& unit, const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  auto& r = registry();
+  std::vector<std::shared_ptr<Unit>> dead;
+  std::unique_lock lock(r.mutex);
+  dead = sweep(r);
+  bool own = !has_params(*unit);
+  for (auto& m : modules) r.modules[m.get()] = {unit, own ? unit : nullptr};
+  for (auto& b : unit->buffers())
+    for (auto& p : b->params()) r.parameters[p.handle().unsafeGetTensorImpl()] = unit;
+  lock.unlock();
+}
+
+std::shared_ptr<Unit> find_unit(const torch::nn::Module* module) {
+  auto& r = registry();
+  std::shared_ptr<Unit> unit;
+  {
+    std::shared_lock lock(r.mutex);
+    auto it = r.modules.find(module);
+    if (it == r.modules.end()) return nullptr;
+    unit = it->second.unit.lock();
+  }
+  return unit && unit->manages(module) ? unit : nullptr;
+}
+
+std::shared_ptr<Unit> find_unit(const at::Tensor& parameter) {
+  auto& r = registry();
+  std::shared_lock lock(r.mutex);
+  auto it = r.parameters.find(parameter.unsafeGetTensorImpl());
+  return it == r.parameters.end() ? nullptr : it->second.lock();
+}
+
+}  // namespace fsdpp::engine

@@ -1,0 +1,24 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdpp::engine {
+
+class Unit;
+
+/// Which unit a module, or a parameter, belongs to. Units are owned by their parameters (autograd_edges.h), one without
+/// parameters by this registry for as long as its module lives. Thread-safe.
+void register_unit(const std::shared_ptr<Unit>& unit, const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
+
+/// nullptr if fully_shard was not called on the module.
+[[nodiscard]] std::shared_ptr<Unit> find_unit(const torch::nn::Module* module);
+
+/// The unit that manages a parameter, or nullptr.
+[[nodiscard]] std::shared_ptr<Unit> find_unit(const at::Tensor& parameter);
+
+}  // namespace fsdpp::engine

@@ -1,0 +1,307 @@
+#include "engine/unit.h"
+
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "base/enforce.h"
+#include "engine/autograd_edges.h"
+#include "engine/registry.h"
+#include "engine/use_guard.h"
+#include "fsdpp/trace/scope.h"
+
+namespace fsdpp::engine {
+namespace {
+
+using BufferKey = std::pair<c10::ScalarType, bool>;  // dtype, requires_grad
+
+FlatBuffer::Config buffer_config(const comm::Mesh& mesh, const MixedPrecisionPolicy& policy, c10::ScalarType dtype) {
+  FlatBuffer::Config config;
+  config.device = mesh.device();
+  config.world_size = mesh.shard_size();
+  config.rank = mesh.shard_rank();
+  config.dtype = dtype;
+  bool floating = c10::isFloatingType(dtype);
+  config.gathered_dtype = floating ? policy.param_dtype.value_or(dtype) : dtype;
+  config.reduce_dtype = floating ? policy.reduce_dtype.value_or(config.gathered_dtype) : dtype;
+  if (floating)
+    for (auto t : {dtype, config.gathered_dtype, config.reduce_dtype}) (void)kernel_dtype(t);
+  return config;
+}
+
+}  // namespace
+
+Unit::Unit(std::vector<std::weak_ptr<torch::nn::Module>> modules, const std::vector<Param>& params,
+           std::shared_ptr<comm::Mesh> mesh, const FullyShardOptions& options)
+    : modules_(std::move(modules)), context_(CommContext::of(mesh)), options_(options) {
+  std::map<BufferKey, std::pair<std::vector<at::Tensor>, std::vector<std::string>>> groups;
+  for (auto& p : params) {
+    auto& group = groups[{p.handle.scalar_type(), p.handle.requires_grad()}];
+    group.first.push_back(p.handle);
+    group.second.push_back(p.name);
+  }
+  std::vector<FlatBuffer::Config> configs;  // all of them first: nothing is changed if one is refused
+  for (auto& [key, group] : groups) configs.push_back(buffer_config(*mesh, options.mp_policy, key.first));
+  size_t i = 0;
+  for (auto& [key, group] : groups)
+    buffers_.push_back(std::make_unique<FlatBuffer>(configs[i++], std::move(group.first), std::move(group.second)));
+}
+
+Unit::~Unit() { release_memory(); }
+
+void Unit::release_memory() {
+  try {
+    if (state_ == UnitState::Gathering) gather_ticket_.wait_host();
+    for (auto& b : buffers_) {
+      b->free_gathered(context_->gathered_pool(), context_->compute_stream());
+      b->drop_gradients(context_->gradient_pool(), context_->compute_stream());
+    }
+  } catch (...) {  // a failed communicator or device: the pools go with the context
+  }
+}
+
+void Unit::attach() {
+  auto self = shared_from_this();
+  for (auto& b : buffers_) {
+    guard_storage(b->shard_storage(), self);
+    guard_storage(b->gathered_storage(), self);
+    for (size_t i = 0; i < b->params().size(); ++i) hook_parameter(b->params()[i].handle(), self, *b, i);
+  }
+}
+
+bool Unit::manages(const torch::nn::Module* module) const {
+  return std::any_of(modules_.begin(), modules_.end(), [&](auto& weak) { return weak.lock().get() == module; });
+}
+
+std::string Unit::describe() const {
+  std::string text;
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      text += fmt::format("unit '{}' parameter '{}' {} {} gathered as {} reduced in {}\n", name_, p.name,
+                          fmt::join(p.sizes, "x"), c10::toString(b->config().dtype), c10::toString(b->config().gathered_dtype),
+                          c10::toString(b->config().reduce_dtype));
+  return text;
+}
+
+void Unit::initialise_root() {
+  auto root = module();
+  if (root_initialised_ || !root) return;
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (auto& p : root->named_parameters(true)) names.emplace(p.value().unsafeGetTensorImpl(), p.key());
+  std::string description;
+  std::vector<Unit*> seen;
+  for (auto& m : root->named_modules("", true)) {
+    auto unit = find_unit(m.value().get());
+    if (!unit || std::find(seen.begin(), seen.end(), unit.get()) != seen.end()) continue;
+    seen.push_back(unit.get());
+    unit->set_name(m.key());
+    unit->set_root_default(unit.get() == this);
+    for (auto& b : unit->buffers())
+      for (auto& p : b->params())
+        if (auto it = names.find(p.handle().unsafeGetTensorImpl()); it != names.end()) p.name = it->second;
+    description += unit->describe();
+  }
+  check_same_model(*context_, description);
+  root_initialised_ = true;
+}
+
+void Unit::set_root_default(bool is_root) { root_default_ = is_root; }
+
+// -- memory and handles --------------------------------------------------------------------------------------------------
+
+bool Unit::cache_is_current() const {
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (auto h = p.handle(); h.defined() && h._version() != p.version) return false;
+  return true;
+}
+
+void Unit::gather(GatherReason reason) {
+  if (state_ == UnitState::Cached && !cache_is_current()) reshard();
+  if (state_ != UnitState::Sharded) return;
+  trace::Scope scope(trace::Kind::Unshard, name_, memory().gathered_bytes);
+  auto stream = context_->gather_stream();
+  if (reason == GatherReason::Explicit) stream.wait(context_->compute_stream());
+  for (auto& b : buffers_) b->adopt_replaced_handles();
+  auto& comm = context_->mesh().gather_comm();
+  comm::OpInfo info{.label = name_.empty() ? std::string_view("root unit, gather") : std::string_view(name_)};
+  if (buffers_.size() == 1) {
+    gather_ticket_ = buffers_[0]->gather(context_->gathered_pool(), comm, stream, info);
+  } else {
+    comm::Group group(comm);
+    for (auto& b : buffers_) (void)b->gather(context_->gathered_pool(), comm, stream, info);
+    gather_ticket_ = group.finish();
+  }
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (auto h = p.handle(); h.defined()) p.version = h._version();
+  state_ = UnitState::Gathering;
+  ++stats_.gathers;
+  if (reason == GatherReason::Forward) ++stats_.forward_gathers;
+  if (reason == GatherReason::Backward) ++stats_.backward_gathers;
+}
+
+void Unit::show() {
+  if (state_ == UnitState::Shown || state_ == UnitState::Sharded) return;
+  std::exchange(gather_ticket_, comm::Ticket()).wait(context_->compute_stream());
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (auto h = p.handle(); h.defined()) h.set_data(p.gathered_view);
+  state_ = UnitState::Shown;
+}
+
+void Unit::hide() {
+  if (state_ != UnitState::Shown) return;
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (auto h = p.handle(); h.defined()) h.set_data(p.shard_view);
+  state_ = UnitState::Cached;
+}
+
+void Unit::reshard() {
+  if (state_ == UnitState::Sharded) return;
+  trace::Scope scope(trace::Kind::Reshard, name_);
+  hide();
+  auto last_user = context_->compute_stream();
+  if (state_ == UnitState::Gathering) {
+    last_user = context_->gather_stream();
+    std::exchange(gather_ticket_, comm::Ticket()).wait(last_user);
+  }
+  for (auto& b : buffers_) b->free_gathered(context_->gathered_pool(), last_user);
+  state_ = UnitState::Sharded;
+  ++stats_.reshards;
+}
+
+// -- forward -------------------------------------------------------------------------------------------------------------
+
+// All forwards of a step share one accumulator per parameter, though changing the handle's dtype makes LibTorch forget it.
+// One that was made on another stream is left to its old graph: it would order this step's gradients by that stream.
+void Unit::install_accumulators() {
+  auto stream = context_->compute_stream();
+  bool moved = !(accumulator_stream_ == stream);
+  accumulator_stream_ = stream;
+  for (auto& b : buffers_)
+    for (auto& p : b->params()) {
+      auto h = p.handle();
+      if (!h.defined() || !h.requires_grad()) continue;
+      if (moved) p.accumulator.reset();
+      torch::autograd::impl::set_grad_accumulator(h, p.accumulator);
+    }
+}
+
+void Unit::note_accumulators() {
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (auto h = p.handle(); h.defined() && h.requires_grad()) p.accumulator = torch::autograd::impl::try_get_grad_accumulator(h);
+}
+
+void Unit::pre_forward() {
+  trace::Scope scope(trace::Kind::PreForward, name_);
+  gather(in_backward() ? GatherReason::Backward : GatherReason::Forward);
+  if (!in_backward()) context_->record_forward_use(shared_from_this());
+  bool shown = state_ == UnitState::Shown;
+  show();
+  if (!shown) install_accumulators();
+  for (auto& weak : borrowed_)
+    if (auto owner = weak.lock()) owner->pre_forward();
+}
+
+void Unit::post_forward(bool will_backward) {
+  trace::Scope scope(trace::Kind::PostForward, name_);
+  note_accumulators();
+  for (auto& weak : borrowed_)
+    if (auto owner = weak.lock()) owner->post_forward(will_backward);
+  if (in_backward()) return;  // recomputation: backward goes on with the gathered parameters
+  hide();
+  bool keep = options_.reshard_after_forward ? !*options_.reshard_after_forward : root_default_ && will_backward;
+  if (!keep) reshard();
+  if (will_backward) post_forward_index_ = context_->record_post_forward(shared_from_this());
+}
+
+// -- use guard -----------------------------------------------------------------------------------------------------------
+
+bool Unit::is_shard_of(const at::Tensor& tensor) const {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  return std::any_of(buffers_.begin(), buffers_.end(), [&](auto& b) { return b->shard_storage() == storage; });
+}
+
+bool Unit::serves_operators(const at::Tensor& tensor) const {
+  if (state_ == UnitState::Shown) return true;
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  for (auto& b : buffers_) {
+    if (storage != b->gathered_storage()) continue;
+    return b->aliased() ? in_backward() : state_ == UnitState::Cached;
+  }
+  return false;
+}
+
+std::string Unit::name_of(const at::Tensor& tensor) const {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (storage == b->shard_storage() && tensor.storage_offset() >= p.shard_view.storage_offset() &&
+          tensor.storage_offset() <= p.shard_view.storage_offset() + p.shard_view.numel())
+        if (auto h = p.handle(); h.unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl() || tensor.numel() <= p.shard_view.numel())
+          return p.name;
+  return name_;
+}
+
+void Unit::unshard_on_demand() { pre_backward(); }
+
+// -- readings ------------------------------------------------------------------------------------------------------------
+
+UnitMemory Unit::memory() const {
+  UnitMemory m;
+  for (auto& b : buffers_) {
+    int64_t shard = b->plan().slice_numel * static_cast<int64_t>(c10::elementSize(b->config().dtype));
+    m.shard_bytes += shard;
+    m.gathered_bytes += b->gathered_bytes();
+    bool trains = c10::isFloatingType(b->config().dtype) &&
+                  std::any_of(b->params().begin(), b->params().end(), [](auto& p) { auto h = p.handle(); return h.defined() && h.requires_grad(); });
+    if (!trains) continue;
+    m.gradient_bytes += context_->on_wire() ? b->gradient_bytes() : 0;
+    m.sharded_gradient_bytes += shard;
+  }
+  return m;
+}
+
+std::vector<shard::ShardedParam> Unit::sharded_params() const {
+  std::vector<shard::ShardedParam> result;
+  for (size_t k = 0; k < buffers_.size(); ++k) {
+    auto& b = *buffers_[k];
+    for (size_t i = 0; i < b.params().size(); ++i) {
+      auto& p = b.params()[i];
+      auto& placement = b.plan().params[i];
+      shard::ShardedParam s;
+      s.name = p.name;
+      s.global_sizes = p.sizes;
+      s.dtype = b.config().dtype;
+      s.handle = p.handle();
+      s.mesh = context_->mesh_ptr();
+      s.cut = placement.cut;
+      s.row_numel = placement.row_numel;
+      for (int r = 0; r < b.config().world_size; ++r) s.ranges.push_back(b.plan().local_range(i, r));
+      s.slice_offset = p.shard_view.storage_offset();
+      s.buffer = k;
+      result.push_back(std::move(s));
+    }
+  }
+  return result;
+}
+
+std::string Unit::plan(bool rows_by_rank) const {
+  std::string text;
+  for (auto& b : buffers_) {
+    std::vector<std::string> names;
+    for (auto& p : b->params()) names.push_back(p.name);
+    text += fmt::format("unit '{}' buffer of {} gathered as {} reduced in {}\n", name_, c10::toString(b->config().dtype),
+                        c10::toString(b->config().gathered_dtype), c10::toString(b->config().reduce_dtype));
+    text += shard::to_string(b->plan(), names, rows_by_rank);
+  }
+  return text;
+}
+
+}  // namespace fsdpp::engine

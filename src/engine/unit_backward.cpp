@@ -1,0 +1,129 @@
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "engine/unit.h"
+#include "fsdpp/trace/scope.h"
+
+namespace fsdpp::engine {
+
+void Unit::begin_backward(int task) {
+  backward_task_ = task;
+  expected_grads_ = 0;
+  seen_grads_ = 0;
+  for (auto& b : buffers_)
+    for (auto& p : b->params()) expected_grads_ += p.accumulator.expired() ? 0 : 1;
+  context_->touch(shared_from_this());
+}
+
+void Unit::pre_backward() {
+  trace::Scope scope(trace::Kind::PreBackward, name_);
+  context_->reshard_deferred(this);
+  if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
+  gather(GatherReason::Backward);
+  context_->prefetch_backward(*this);
+  show();
+  for (auto& weak : borrowed_)
+    if (auto owner = weak.lock()) owner->pre_backward();
+}
+
+// The sharded .grad must not meet the gathered parameter's gradient: it is put aside and handed back when backward ends.
+void Unit::before_accumulate(FlatBuffer& buffer, size_t param) {
+  if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
+  auto& p = buffer.params()[param];
+  if (p.grad_put_aside) return;
+  p.grad_put_aside = true;
+  p.sharded_grad = std::exchange(p.handle().mutable_grad(), at::Tensor());
+}
+
+void Unit::after_accumulate(FlatBuffer& buffer, size_t param) {
+  auto& p = buffer.params()[param];
+  auto grad = std::exchange(p.handle().mutable_grad(), at::Tensor());
+  p.unsharded_grad = p.unsharded_grad.defined() ? p.unsharded_grad + grad : grad;
+  if (++seen_grads_ == expected_grads_) post_backward();
+}
+
+bool Unit::has_frozen_params() const {
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (auto h = p.handle(); h.defined() && !h.requires_grad()) return true;
+  return false;
+}
+
+void Unit::post_backward() {
+  trace::Scope scope(trace::Kind::PostBackward, name_);
+  if (!reshard_after_backward_)
+    hide();
+  else if (has_frozen_params())
+    context_->reshard_later(shared_from_this());  // their values may still be read for the inputs' gradients
+  else
+    reshard();
+  if (requires_gradient_sync_) {
+    reduce();
+    return;
+  }
+  for (auto& b : buffers_)
+    if (b->has_unsharded_grads()) b->accumulate(context_->gradient_pool(), context_->compute_stream());
+}
+
+void Unit::reduce() {
+  trace::Scope scope(trace::Kind::Reduce, name_);
+  auto compute = context_->compute_stream();
+  std::vector<FlatBuffer*> reducing;
+  bool any = false;
+  for (auto& b : buffers_) {
+    if (!b->has_unsharded_grads() && !b->has_accumulated()) continue;
+    any = true;
+    if (!context_->on_wire() && !b->has_accumulated()) {
+      b->reduce_locally(compute);
+      continue;
+    }
+    if (b->has_unsharded_grads()) b->accumulate(context_->gradient_pool(), compute);
+    reducing.push_back(b.get());
+  }
+  if (any) ++stats_.reduces;
+  if (reducing.empty()) return;
+  auto stream = context_->reduce_stream();
+  stream.wait(compute);
+  auto& comm = context_->mesh().reduce_comm();
+  comm::OpInfo info{.label = name_.empty() ? std::string_view("root unit, reduce") : std::string_view(name_)};
+  comm::Ticket ticket;
+  if (reducing.size() == 1) {
+    ticket = reducing[0]->reduce_scatter(comm, stream, info);
+  } else {
+    comm::Group group(comm);
+    for (auto* b : reducing) (void)b->reduce_scatter(comm, stream, info);
+    ticket = group.finish();
+  }
+  context_->push_reduce(std::move(ticket), [self = shared_from_this(), reducing, stream] {
+    for (auto* b : reducing) b->finish_reduce(self->context_->gradient_pool(), stream);
+  });
+}
+
+void Unit::finish_backward() {
+  bool pending = false;
+  for (auto& b : buffers_) pending = pending || b->has_unsharded_grads();
+  if (pending) post_backward();
+  if (reshard_after_backward_)
+    reshard();
+  else
+    hide();
+  backward_task_ = -1;
+}
+
+void Unit::restore_grads() {
+  for (auto& b : buffers_)
+    for (auto& p : b->params()) {
+      if (!p.grad_put_aside) continue;
+      if (auto h = p.handle(); h.defined()) h.mutable_grad() = std::exchange(p.sharded_grad, at::Tensor());
+      p.grad_put_aside = false;
+    }
+}
+
+void Unit::abandon_backward() {
+  for (auto& b : buffers_) b->drop_gradients(context_->gradient_pool(), context_->compute_stream());
+  reshard();
+  restore_grads();
+  backward_task_ = -1;
+}
+
+}  // namespace fsdpp::engine
