@@ -28,18 +28,22 @@ class Search {
       items_.push_back({i, p.numel, p.row_numel, bounded_lcm(p.row_numel, align_)});
       aligned += round_up(p.numel, align_);
     }
-    std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.row > b.row; });
+    std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) {
+      return is_rigid(a) != is_rigid(b) ? is_rigid(a) : a.row > b.row;
+    });
     lowest_ = round_up((aligned + world_ - 1) / world_, unit_);
     highest_ = std::max(lowest_, round_down((plan.used_numel + plan.padding_bound) / world_, unit_));
   }
 
   [[nodiscard]] Result run() const {
-    const auto is_rigid = [&](const Item& item) { return item.step != align_; };
-    const auto levels = static_cast<size_t>(std::count_if(items_.begin(), items_.end(), is_rigid));
+    const auto levels = static_cast<size_t>(std::count_if(items_.begin(), items_.end(), [&](const Item& i) { return is_rigid(i); }));
     return levels <= kLinearLevels ? linear(levels) : bisect(levels);
   }
 
  private:
+  /// Whether some borders are not between rows of this parameter, wherever it starts.
+  [[nodiscard]] bool is_rigid(const Item& item) const { return item.step != align_; }
+
   [[nodiscard]] Result linear(size_t levels) const {
     for (size_t level = 0; level < levels; ++level) {
       if (auto result = at_level(level)) return *std::move(result);
@@ -74,12 +78,11 @@ class Search {
   [[nodiscard]] std::optional<Result> at_level(size_t level) const {
     std::vector<Item> by_step = loosened(level);
     std::vector<Item> by_size = by_step;
-    const auto rigid_first = [&](const Item& a, const Item& b) { return (a.step != align_) > (b.step != align_); };
     std::stable_sort(by_step.begin(), by_step.end(), [&](const Item& a, const Item& b) {
       return a.step != b.step ? a.step > b.step : a.numel > b.numel;
     });
     std::stable_sort(by_size.begin(), by_size.end(), [&](const Item& a, const Item& b) {
-      return rigid_first(a, b) || (!rigid_first(b, a) && a.numel > b.numel);
+      return is_rigid(a) != is_rigid(b) ? is_rigid(a) : a.numel > b.numel;
     });
     for (const int64_t slice : candidates(by_step)) {
       const Grid grid{slice, world_, align_};
@@ -136,7 +139,7 @@ class Search {
     std::set<int64_t> rows;
     for (const Item& item : items) {
       if (rows.size() == kDistinctRows) break;
-      if (item.step == align_ || !rows.insert(item.row).second) continue;
+      if (!is_rigid(item) || !rows.insert(item.row).second) continue;
       starts.insert({lowest_ + item.row, lowest_ + item.row / 2, item.numel, (item.numel + 1) / 2});
     }
     starts.erase(starts.begin(), starts.lower_bound(lowest_));
@@ -158,7 +161,7 @@ class Search {
 
   int64_t world_, align_, unit_;
   int64_t lowest_ = 0, highest_ = 0;
-  std::vector<Item> items_;  // longest rows first
+  std::vector<Item> items_;  // rigid ones first, longest rows first
 };
 
 /// Whether every border inside the parameter lies between two of its rows.
