@@ -1,15 +1,32 @@
-# fmt and spdlog from the system. LibTorch's wheel carries its own fmt headers, which would shadow the system's:
-# a folder with links to the system's fmt/ and spdlog/ is put first on the include path of fsdpp's own sources.
-find_package(fmt REQUIRED)
-find_package(spdlog REQUIRED)
-find_package(CLI11 REQUIRED)
-find_package(nlohmann_json REQUIRED)
-find_path(_fmt_inc fmt/core.h REQUIRED)
-find_path(_spdlog_inc spdlog/spdlog.h REQUIRED)
-set(FSDPP_SHADOW ${CMAKE_BINARY_DIR}/system-first)
+# Libraries from the system's packages.
+function(fsdpp_require package debian)
+  find_package(${package} QUIET)
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR "${package} was not found. Ways out: apt-get install ${debian}; or -D${package}_DIR=<folder of its CMake "
+      "package>; or its prefix in CMAKE_PREFIX_PATH.${ARGN}")
+  endif()
+endfunction()
+fsdpp_require(fmt libfmt-dev)
+fsdpp_require(spdlog libspdlog-dev)
+fsdpp_require(CLI11 libcli11-dev)
+fsdpp_require(nlohmann_json nlohmann-json3-dev)
+if(FSDPP_BUILD_TESTS)
+  fsdpp_require(GTest "libgtest-dev libgmock-dev" " Or -DFSDPP_BUILD_TESTS=OFF.")
+endif()
+
+# LibTorch carries headers of a newer fmt, which would shadow the system's and break spdlog. So a folder with links to the
+# system's fmt/ and spdlog/ is put before LibTorch's on the include path of fsdpp's own sources. Public headers use neither.
+function(_fsdpp_folder_of target header result)
+  get_target_property(_folders ${target} INTERFACE_INCLUDE_DIRECTORIES)
+  find_path(_folder ${header} HINTS ${_folders} NO_CACHE REQUIRED)
+  set(${result} ${_folder} PARENT_SCOPE)
+endfunction()
+_fsdpp_folder_of(fmt::fmt fmt/core.h _fmt)
+_fsdpp_folder_of(spdlog::spdlog spdlog/spdlog.h _spdlog)
+set(FSDPP_SHADOW ${PROJECT_BINARY_DIR}/system-first)
 file(MAKE_DIRECTORY ${FSDPP_SHADOW})
-file(CREATE_LINK ${_fmt_inc}/fmt ${FSDPP_SHADOW}/fmt SYMBOLIC)
-file(CREATE_LINK ${_spdlog_inc}/spdlog ${FSDPP_SHADOW}/spdlog SYMBOLIC)
+file(CREATE_LINK ${_fmt}/fmt ${FSDPP_SHADOW}/fmt SYMBOLIC)
+file(CREATE_LINK ${_spdlog}/spdlog ${FSDPP_SHADOW}/spdlog SYMBOLIC)
 add_library(fsdpp_text INTERFACE)
 target_include_directories(fsdpp_text SYSTEM BEFORE INTERFACE ${FSDPP_SHADOW})
 target_link_libraries(fsdpp_text INTERFACE $<BUILD_INTERFACE:fmt::fmt> $<BUILD_INTERFACE:spdlog::spdlog>)

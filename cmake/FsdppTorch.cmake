@@ -1,58 +1,94 @@
-# Finds LibTorch's folder and makes imported targets from it: fsdpp::torch_cpu, and with CUDA fsdpp::torch_cuda, fsdpp::nccl.
-# Order: Torch_DIR / CMAKE_PREFIX_PATH, then a Python that has torch, then the pinned wheels from PyPI.
+# Finds LibTorch and sets FSDPP_TORCH_ROOT, then makes imported targets (FsdppTorchTargets.cmake). In this order:
+#   1. Torch_DIR (CMake or environment variable; also CMAKE_PREFIX_PATH) as find_package(Torch) would take it,
+#   2. the torch of FSDPP_PYTHON,
+#   3. the pinned wheels from PyPI, kept in FSDPP_TORCH_CACHE and shared by all build folders.
+# find_package(Torch) itself is not used: with the CUDA wheel it needs the CUDA toolkit even for CPU programs.
+include(FsdppTorchTargets)
 set(FSDPP_TORCH_VERSION 2.11.0)
-set(_roots)
-if(Torch_DIR)
-  get_filename_component(_r "${Torch_DIR}/../../.." ABSOLUTE)
-  list(APPEND _roots ${_r})
-endif()
-foreach(_p IN LISTS CMAKE_PREFIX_PATH)
-  list(APPEND _roots ${_p} ${_p}/../..)
-endforeach()
-find_program(FSDPP_PYTHON NAMES python3 python)
-if(FSDPP_PYTHON)
-  execute_process(COMMAND ${FSDPP_PYTHON} -c "import importlib.util as u,os;print(os.path.dirname(u.find_spec('torch').origin))"
-                  OUTPUT_VARIABLE _r OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE _rc)
-  if(_rc EQUAL 0)
-    list(APPEND _roots ${_r})
-  endif()
-endif()
-set(FSDPP_TORCH_ROOT "")
-foreach(_r IN LISTS _roots)
-  if(EXISTS ${_r}/include/ATen/ATen.h)
-    get_filename_component(FSDPP_TORCH_ROOT ${_r} ABSOLUTE)
-    break()
-  endif()
-endforeach()
-if(NOT FSDPP_TORCH_ROOT)
-  message(FATAL_ERROR "LibTorch not found")
-endif()
-get_filename_component(FSDPP_TORCH_SITE ${FSDPP_TORCH_ROOT}/.. ABSOLUTE)
-message(STATUS "fsdpp: LibTorch at ${FSDPP_TORCH_ROOT}")
+set(FSDPP_TORCH_CACHE ${PROJECT_SOURCE_DIR}/.torch CACHE PATH "Folder in which downloaded LibTorch wheels are unpacked")
+option(FSDPP_FETCH_TORCH "Download LibTorch when it is not found" ON)
+find_program(FSDPP_PYTHON NAMES python3 python DOC "A Python that may have torch; and its pip downloads LibTorch")
 
-set(_torch_inc ${FSDPP_TORCH_ROOT}/include ${FSDPP_TORCH_ROOT}/include/torch/csrc/api/include)
-foreach(_lib c10 torch_cpu)
-  add_library(fsdpp::${_lib} SHARED IMPORTED GLOBAL)
-  set_target_properties(fsdpp::${_lib} PROPERTIES
-    IMPORTED_LOCATION ${FSDPP_TORCH_ROOT}/lib/lib${_lib}.so
-    INTERFACE_INCLUDE_DIRECTORIES "${_torch_inc}"
-    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" _wanted ${FSDPP_TORCH_VERSION})
+
+# Takes `root` if there is a LibTorch of the right version; otherwise says why not (silent when there is nothing).
+function(fsdpp_consider root origin)
+  if(FSDPP_TORCH_ROOT)
+    return()
+  endif()
+  fsdpp_torch_version("${root}" _version)
+  if(NOT _version)
+    return()
+  endif()
+  if(NOT _version MATCHES "^${_wanted}\\.")
+    if(origin STREQUAL "Torch_DIR")
+      message(WARNING "fsdpp: the LibTorch given by Torch_DIR is ${_version}; fsdpp is written and tested for ${_wanted}.")
+    else()
+      message(STATUS "fsdpp: passing over LibTorch ${_version} in ${root} (${origin}): ${_wanted} is needed")
+      return()
+    endif()
+  endif()
+  message(STATUS "fsdpp: LibTorch ${_version} in ${root} (${origin})")
+  set(FSDPP_TORCH_ROOT ${root} PARENT_SCOPE)
+endfunction()
+
+set(FSDPP_TORCH_ROOT "")
+foreach(_dir IN ITEMS "${Torch_DIR}" "$ENV{Torch_DIR}")
+  if(_dir)
+    cmake_path(SET _root NORMALIZE "${_dir}/../../..")
+    string(REGEX REPLACE "/$" "" _root "${_root}")
+    fsdpp_torch_version("${_root}" _version)
+    if(NOT _version)
+      message(FATAL_ERROR "Torch_DIR is '${_dir}', but there is no LibTorch in ${_root}. Expected the folder of "
+        "TorchConfig.cmake, <LibTorch>/share/cmake/Torch.")
+    endif()
+    fsdpp_consider("${_root}" Torch_DIR)
+  endif()
 endforeach()
-set_property(TARGET fsdpp::torch_cpu PROPERTY INTERFACE_LINK_LIBRARIES fsdpp::c10)
-set_property(TARGET fsdpp::torch_cpu PROPERTY INTERFACE_LINK_OPTIONS
-  "-Wl,-rpath-link,${FSDPP_TORCH_SITE}/nvidia/cu13/lib:${FSDPP_TORCH_ROOT}/lib")
-if(FSDPP_CUDA)
-  foreach(_lib c10_cuda torch_cuda)
-    add_library(fsdpp::${_lib} SHARED IMPORTED GLOBAL)
-    set_target_properties(fsdpp::${_lib} PROPERTIES
-      IMPORTED_LOCATION ${FSDPP_TORCH_ROOT}/lib/lib${_lib}.so
-      INTERFACE_INCLUDE_DIRECTORIES "${_torch_inc}")
+string(REPLACE ":" ";" _prefixes "$ENV{CMAKE_PREFIX_PATH}")
+foreach(_prefix IN LISTS CMAKE_PREFIX_PATH _prefixes)
+  foreach(_root ${_prefix} ${_prefix}/torch)
+    fsdpp_consider("${_root}" CMAKE_PREFIX_PATH)
   endforeach()
-  add_library(fsdpp::nccl SHARED IMPORTED GLOBAL)
-  set_target_properties(fsdpp::nccl PROPERTIES
-    IMPORTED_LOCATION ${FSDPP_TORCH_SITE}/nvidia/nccl/lib/libnccl.so.2
-    INTERFACE_INCLUDE_DIRECTORIES ${FSDPP_TORCH_SITE}/nvidia/nccl/include)
-  set_property(TARGET fsdpp::torch_cuda PROPERTY INTERFACE_LINK_LIBRARIES "fsdpp::torch_cpu;fsdpp::c10_cuda;CUDA::cudart")
-  set_property(TARGET fsdpp::torch_cuda PROPERTY INTERFACE_LINK_OPTIONS
-    "-Wl,-rpath-link,${FSDPP_TORCH_SITE}/nvidia/cudnn/lib:${FSDPP_TORCH_SITE}/nvidia/nccl/lib:${FSDPP_TORCH_SITE}/nvidia/cusparselt/lib:${FSDPP_TORCH_SITE}/nvidia/nvshmem/lib")
+  cmake_path(SET _root NORMALIZE "${_prefix}/../..") # torch.utils.cmake_prefix_path is <torch>/share/cmake
+  string(REGEX REPLACE "/$" "" _root "${_root}")
+  fsdpp_consider("${_root}" CMAKE_PREFIX_PATH)
+endforeach()
+if(FSDPP_PYTHON AND NOT FSDPP_TORCH_ROOT)
+  execute_process(COMMAND ${FSDPP_PYTHON} -c "import importlib.util as u, os; print(os.path.dirname(u.find_spec('torch').origin))"
+                  OUTPUT_VARIABLE _root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE _failed)
+  if(NOT _failed)
+    fsdpp_consider("${_root}" "${FSDPP_PYTHON}")
+  endif()
 endif()
+if(NOT FSDPP_TORCH_ROOT AND FSDPP_FETCH_TORCH)
+  set(_kind cpu)
+  if(FSDPP_CUDA)
+    set(_kind cuda)
+  endif()
+  set(_site ${FSDPP_TORCH_CACHE}/${FSDPP_TORCH_VERSION}-${_kind})
+  if(NOT EXISTS ${_site}/torch)
+    execute_process(COMMAND ${CMAKE_COMMAND} -DSITE=${_site} -DKIND=${_kind} -DVERSION=${FSDPP_TORCH_VERSION} -DPYTHON=${FSDPP_PYTHON}
+                            -P ${CMAKE_CURRENT_LIST_DIR}/FetchTorch.cmake
+                    RESULT_VARIABLE _failed)
+    if(_failed)
+      set(FSDPP_TORCH_ROOT "")
+    endif()
+  endif()
+  fsdpp_consider(${_site}/torch "wheels from PyPI")
+endif()
+if(NOT FSDPP_TORCH_ROOT)
+  message(FATAL_ERROR "LibTorch ${_wanted} was not found. Ways out:\n"
+    "  -DTorch_DIR=<LibTorch>/share/cmake/Torch for one that is unpacked or installed;\n"
+    "  -DFSDPP_PYTHON=<python> whose `pip install torch==${FSDPP_TORCH_VERSION}` was done;\n"
+    "  a python3 with pip (apt-get install python3-pip) and a way to PyPI, for an automatic download.")
+endif()
+
+if(FSDPP_CUDA)
+  fsdpp_torch_cuda_problem(${FSDPP_TORCH_ROOT} _problem)
+  if(_problem)
+    fsdpp_no_cuda("${_problem}")
+  endif()
+endif()
+message(STATUS "fsdpp: CUDA back end ${FSDPP_CUDA}")
+fsdpp_import_torch(${FSDPP_TORCH_ROOT} ${FSDPP_CUDA})

@@ -1,0 +1,88 @@
+# Imported targets from a LibTorch folder: the `torch` folder of a Python installation, or an unpacked libtorch. Used by
+# the build and, installed beside fsdppConfig.cmake, by the users of the package.
+
+# The version of the LibTorch in `root`, or nothing.
+function(fsdpp_torch_version root result)
+  set(${result} "" PARENT_SCOPE)
+  foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
+    if(EXISTS ${root}/include/${_header})
+      file(STRINGS ${root}/include/${_header} _lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+      if(_lines MATCHES "MAJOR ([0-9]+).*MINOR ([0-9]+).*PATCH ([0-9]+)")
+        set(${result} ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}.${CMAKE_MATCH_3} PARENT_SCOPE)
+        return()
+      endif()
+    endif()
+  endforeach()
+endfunction()
+
+# The one file that matches in the folders of NVIDIA's wheels beside torch, in LibTorch's own lib, or in the system's.
+function(fsdpp_find_beside_torch root result)
+  cmake_path(GET root PARENT_PATH _site)
+  set(${result} "" PARENT_SCOPE)
+  foreach(_pattern IN LISTS ARGN)
+    file(GLOB _found ${_site}/nvidia/${_pattern} ${root}/${_pattern} ${_site}/*.libs/${_pattern})
+    if(_found)
+      list(GET _found 0 _first)
+      set(${result} ${_first} PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  cmake_path(GET ARGV2 FILENAME _name)
+  find_file(_system ${_name} PATH_SUFFIXES lib lib64 lib/${CMAKE_LIBRARY_ARCHITECTURE} NO_CACHE)
+  if(_system)
+    set(${result} ${_system} PARENT_SCOPE)
+  endif()
+endfunction()
+
+# Why the LibTorch in `root` can't serve a CUDA build, or nothing.
+function(fsdpp_torch_cuda_problem root result)
+  set(${result} "" PARENT_SCOPE)
+  fsdpp_find_beside_torch(${root} _nccl nccl/lib/libnccl.so.2 lib/libnccl.so.2)
+  if(NOT EXISTS ${root}/lib/libtorch_cuda.so)
+    set(${result} "the LibTorch in ${root} is built without CUDA." PARENT_SCOPE)
+  elseif(NOT _nccl)
+    set(${result} "libnccl.so.2, which LibTorch loads, was not found beside ${root} (pip install torch brings it)." PARENT_SCOPE)
+  endif()
+endfunction()
+
+function(_fsdpp_import name location)
+  cmake_parse_arguments(A "" "" "INCLUDES;LINKS;DEFINES;OPTIONS" ${ARGN})
+  add_library(fsdpp::${name} SHARED IMPORTED GLOBAL)
+  set_target_properties(fsdpp::${name} PROPERTIES
+    IMPORTED_LOCATION "${location}" INTERFACE_INCLUDE_DIRECTORIES "${A_INCLUDES}" INTERFACE_LINK_LIBRARIES "${A_LINKS}"
+    INTERFACE_COMPILE_DEFINITIONS "${A_DEFINES}" INTERFACE_LINK_OPTIONS "${A_OPTIONS}")
+endfunction()
+
+# fsdpp::c10, fsdpp::torch_cpu; and with `cuda` fsdpp::c10_cuda, fsdpp::torch_cuda, fsdpp::nccl (the one that LibTorch loads).
+function(fsdpp_import_torch root cuda)
+  if(TARGET fsdpp::torch_cpu)
+    return()
+  endif()
+  cmake_path(GET root PARENT_PATH _site)
+  set(_includes ${root}/include ${root}/include/torch/csrc/api/include)
+  # What LibTorch's libraries need in turn is found through their own RPATH at run time; the linker must be told.
+  file(GLOB _folders ${_site}/nvidia/*/lib)
+  list(PREPEND _folders ${root}/lib)
+  list(JOIN _folders ":" _rpath_link)
+  _fsdpp_import(c10 ${root}/lib/libc10.so INCLUDES ${_includes})
+  _fsdpp_import(torch_cpu ${root}/lib/libtorch_cpu.so INCLUDES ${_includes} LINKS fsdpp::c10
+                DEFINES USE_DISTRIBUTED USE_C10D_GLOO OPTIONS -Wl,-rpath-link,${_rpath_link})
+  if(NOT cuda)
+    return()
+  endif()
+  if(TARGET CUDA::cudart)
+    set(_cudart CUDA::cudart)
+  else() # users without a toolkit: the wheel has the library and its headers
+    fsdpp_find_beside_torch(${root} _library cu13/lib/libcudart.so.13 lib/libcudart.so.13)
+    fsdpp_find_beside_torch(${root} _header cu13/include/cuda_runtime_api.h)
+    cmake_path(GET _header PARENT_PATH _folder)
+    _fsdpp_import(cudart "${_library}" INCLUDES ${_folder})
+    set(_cudart fsdpp::cudart)
+  endif()
+  _fsdpp_import(c10_cuda ${root}/lib/libc10_cuda.so INCLUDES ${_includes} LINKS fsdpp::c10 ${_cudart})
+  _fsdpp_import(torch_cuda ${root}/lib/libtorch_cuda.so INCLUDES ${_includes} LINKS fsdpp::torch_cpu fsdpp::c10_cuda ${_cudart})
+  fsdpp_find_beside_torch(${root} _nccl nccl/lib/libnccl.so.2 lib/libnccl.so.2)
+  fsdpp_find_beside_torch(${root} _nccl_header nccl/include/nccl.h include/nccl.h)
+  cmake_path(GET _nccl_header PARENT_PATH _folder)
+  _fsdpp_import(nccl "${_nccl}" INCLUDES ${_folder})
+endfunction()
