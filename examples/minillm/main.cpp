@@ -1,0 +1,50 @@
+#include <exception>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include "dry_run.h"
+#include "fsdpp/base/rank_env.h"
+#include "options.h"
+#include "text.h"
+#include "trainer.h"
+
+namespace {
+
+/// Messages of the library carry their rank already once it is known.
+std::string with_rank(const std::string& message) {
+  if (message.rfind("[rank ", 0) == 0) return message;
+  try {
+    const auto env = fsdpp::detect_rank_env();
+    return minillm::text("[rank ", env.rank, "/", env.world_size, "] ", message);
+  } catch (const std::exception&) {
+    return message;  // what the launcher set is itself wrong: that is the message
+  }
+}
+
+int run(int argc, char** argv) {
+  const auto options = minillm::parse_options(argc, argv);
+  if (!options) return 0;
+  if (options->dry_run) {
+    const auto env = fsdpp::detect_rank_env();
+    const auto world = options->plan_world.value_or(env.world_size);
+    if (env.rank == 0) std::cout << minillm::dry_run_text(*options, static_cast<int>(world));
+    return 0;
+  }
+  minillm::Trainer trainer(*options, minillm::find_place(*options));
+  trainer.run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    std::cerr << "minillm: " << with_rank(e.what()) << std::endl;
+  } catch (...) {
+    std::cerr << "minillm: " << with_rank("unknown error") << std::endl;
+  }
+  return 1;
+}

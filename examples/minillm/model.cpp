@@ -1,0 +1,118 @@
+#include "model.h"
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/init.h>
+#include <torch/nn/options/linear.h>
+
+#include "fsdpp/base/error.h"
+
+namespace minillm {
+namespace {
+
+torch::nn::Linear linear(int64_t in, int64_t out, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+}
+
+}  // namespace
+
+RMSNormImpl::RMSNormImpl(int64_t dim) { weight = register_parameter("weight", at::ones({dim})); }
+
+at::Tensor RMSNormImpl::forward(const at::Tensor& x) { return at::rms_norm(x, {x.size(-1)}, weight); }
+
+AttentionImpl::AttentionImpl(int64_t dim, int64_t head_count) : heads(head_count) {
+  in_proj_weight = register_parameter("in_proj_weight", at::empty({3 * dim, dim}));
+  in_proj_bias = register_parameter("in_proj_bias", at::zeros({3 * dim}));
+  out_proj = register_module("out_proj", linear(dim, dim, true));
+  torch::nn::init::xavier_uniform_(in_proj_weight);
+  torch::nn::init::zeros_(out_proj->bias);
+}
+
+at::Tensor AttentionImpl::forward(const at::Tensor& x) {
+  const auto batch = x.size(0), seq = x.size(1), dim = x.size(2);
+  const auto qkv = at::linear(x, in_proj_weight, in_proj_bias)  // (B, T, 3·D)
+                       .view({batch, seq, 3, heads, dim / heads})
+                       .permute({2, 0, 3, 1, 4});  // (3, B, H, T, D/H)
+  const auto mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2]);
+  return out_proj(mixed.transpose(1, 2).reshape({batch, seq, dim}));
+}
+
+FeedForwardImpl::FeedForwardImpl(int64_t dim) {
+  up = register_module("0", linear(dim, 4 * dim, false));
+  down = register_module("2", linear(4 * dim, dim, false));
+}
+
+at::Tensor FeedForwardImpl::forward(const at::Tensor& x) { return down(at::silu(up(x))); }
+
+BlockImpl::BlockImpl(int64_t dim, int64_t heads) {
+  norm1 = register_module("norm1", RMSNorm(dim));
+  attn = register_module("attn", Attention(dim, heads));
+  norm2 = register_module("norm2", RMSNorm(dim));
+  ffn = register_module("ffn", FeedForward(dim));
+}
+
+at::Tensor BlockImpl::forward(at::Tensor x) {
+  x = x + attn(norm1(x));
+  return x + ffn(norm2(x));
+}
+
+MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) {
+  if (config.heads < 1 || config.dim % config.heads != 0)
+    throw fsdpp::ConfigError("--dim must be a multiple of --heads, got " + std::to_string(config.dim) + " and " +
+                             std::to_string(config.heads));
+  embed = register_module("embed", torch::nn::Embedding(config.vocab, config.dim));
+  register_module("layers", layers);
+  for (int64_t i = 0; i < config.layers; ++i) {
+    blocks.emplace_back(config.dim, config.heads);
+    layers->push_back(blocks.back());
+  }
+  head = register_module("head", linear(config.dim, config.vocab, false));
+}
+
+at::Tensor MiniLLMImpl::forward(at::Tensor tokens) {
+  auto x = embed(tokens);
+  for (auto& block : blocks) x = block(x);
+  return head(x);
+}
+
+at::Tensor mean_loss(const at::Tensor& logits, const at::Tensor& targets) {
+  const auto losses = at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten(), {}, at::Reduction::None);
+  return losses.to(at::kFloat).mean();
+}
+
+std::vector<NamedShape> block_shapes(const ModelConfig& config) {
+  const auto d = config.dim;
+  return {{"norm1.weight", {d}},           {"attn.in_proj_weight", {3 * d, d}}, {"attn.in_proj_bias", {3 * d}},
+          {"attn.out_proj.weight", {d, d}}, {"attn.out_proj.bias", {d}},         {"norm2.weight", {d}},
+          {"ffn.0.weight", {4 * d, d}},     {"ffn.2.weight", {d, 4 * d}}};
+}
+
+std::vector<NamedShape> root_shapes(const ModelConfig& config) {
+  return {{"embed.weight", {config.vocab, config.dim}}, {"head.weight", {config.vocab, config.dim}}};
+}
+
+int64_t parameter_count(const ModelConfig& config) {
+  auto count = [](const std::vector<NamedShape>& shapes) {
+    int64_t total = 0;
+    for (const auto& shape : shapes) {
+      int64_t numel = 1;
+      for (auto size : shape.sizes) numel *= size;
+      total += numel;
+    }
+    return total;
+  };
+  return config.layers * count(block_shapes(config)) + count(root_shapes(config));
+}
+
+double flops_per_token(const ModelConfig& config, int64_t seq) {
+  const auto multiplying = static_cast<double>(parameter_count(config) - config.vocab * config.dim);
+  return 6.0 * multiplying + 12.0 * static_cast<double>(config.layers * config.dim * seq);
+}
+
+}  // namespace minillm

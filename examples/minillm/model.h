@@ -1,0 +1,88 @@
+#pragma once
+// MiniLLM: a small transformer with the architecture and the parameter names of the Python script in benchmarks/peers.
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdpp/api/module_holder.h"
+
+namespace minillm {
+
+struct ModelConfig {
+  int64_t vocab = 32000;
+  int64_t dim = 2048;
+  int64_t layers = 12;
+  int64_t heads = 16;  // divides dim
+};
+
+/// y = x / sqrt(mean(x²) + eps) · weight over the last dimension; eps is that of the dtype it computes in, as torch.nn.RMSNorm's.
+struct RMSNormImpl : torch::nn::Module {
+  explicit RMSNormImpl(int64_t dim);
+  at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
+  at::Tensor weight;                        // (D)
+};
+TORCH_MODULE(RMSNorm);
+
+/// Self-attention over the whole sequence (no mask) with the parameters of torch.nn.MultiheadAttention.
+struct AttentionImpl : torch::nn::Module {
+  AttentionImpl(int64_t dim, int64_t heads);
+  at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
+  int64_t heads;
+  at::Tensor in_proj_weight;  // (3·D, D): query, key, value
+  at::Tensor in_proj_bias;    // (3·D)
+  torch::nn::Linear out_proj{nullptr};
+};
+TORCH_MODULE(Attention);
+
+/// Linear to 4·D, SiLU, Linear back; named "0" and "2" as in the Sequential of the Python script.
+struct FeedForwardImpl : torch::nn::Module {
+  explicit FeedForwardImpl(int64_t dim);
+  at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(FeedForward);
+
+/// The unit of sharding: FSDPP_MODULE makes `block(x)` gather and free its parameters around the call.
+struct BlockImpl : torch::nn::Module {
+  BlockImpl(int64_t dim, int64_t heads);
+  at::Tensor forward(at::Tensor x);  // (B, T, D) → (B, T, D)
+  RMSNorm norm1{nullptr}, norm2{nullptr};
+  Attention attn{nullptr};
+  FeedForward ffn{nullptr};
+};
+FSDPP_MODULE(Block);
+
+struct MiniLLMImpl : torch::nn::Module {
+  explicit MiniLLMImpl(const ModelConfig& config);
+  at::Tensor forward(at::Tensor tokens);  // (B, T) int64 → logits (B, T, vocab)
+  torch::nn::Embedding embed{nullptr};
+  torch::nn::ModuleList layers;
+  std::vector<Block> blocks;  // the same modules as `layers`, callable
+  torch::nn::Linear head{nullptr};
+};
+FSDPP_MODULE(MiniLLM);
+
+/// Mean cross entropy as an fp32 scalar, also for 16-bit logits. targets: (B, T) int64.
+at::Tensor mean_loss(const at::Tensor& logits, const at::Tensor& targets);
+
+struct NamedShape {
+  std::string name;
+  std::vector<int64_t> sizes;
+};
+/// Names and shapes of the parameters of one unit, without building it: parameters of a block (names below the block), and
+/// of the root (embedding and head).
+std::vector<NamedShape> block_shapes(const ModelConfig& config);
+std::vector<NamedShape> root_shapes(const ModelConfig& config);
+
+int64_t parameter_count(const ModelConfig& config);
+
+/// Floating-point operations of one training step on one token: 6 for each parameter that multiplies (all but the embedding)
+/// plus 12·layers·dim·seq for attention. Recomputation does not count.
+double flops_per_token(const ModelConfig& config, int64_t seq);
+
+}  // namespace minillm

@@ -1,0 +1,93 @@
+#include "options.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <limits>
+
+#include "device.h"
+#include "fsdpp/base/error.h"
+#include "text.h"
+
+namespace minillm {
+namespace {
+
+struct Texts {
+  std::string device, precision;
+};
+
+void add_model_flags(CLI::App& app, Options& o) {
+  const CLI::Range positive(int64_t{1}, std::numeric_limits<int64_t>::max() / 2);
+  app.add_option("--vocab", o.model.vocab, "Number of token ids")->check(positive)->capture_default_str();
+  app.add_option("--dim", o.model.dim, "Width of the model, a multiple of --heads")->check(positive)->capture_default_str();
+  app.add_option("--layers", o.model.layers, "Number of blocks")->check(positive)->capture_default_str();
+  app.add_option("--heads", o.model.heads, "Attention heads")->check(positive)->capture_default_str();
+}
+
+void add_training_flags(CLI::App& app, Options& o, Texts& t) {
+  const CLI::Range positive(int64_t{1}, std::numeric_limits<int64_t>::max() / 2);
+  app.add_option("--batch", o.batch, "Samples of a micro-batch on each rank")->check(positive)->capture_default_str();
+  app.add_option("--seq", o.seq, "Tokens of a sample")->check(positive)->capture_default_str();
+  app.add_option("--steps", o.steps, "Optimizer steps")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--grad-accum", o.grad_accum, "Micro-batches of a step")->check(positive)->capture_default_str();
+  app.add_option("--lr", o.lr, "AdamW's learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--adam-eps", o.adam_eps, "AdamW's epsilon")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--clip", o.clip, "Largest gradient norm; none if not given")->check(CLI::PositiveNumber);
+  app.add_option("--seed", o.seed, "Seed of the weights and of synthetic data")->capture_default_str();
+  app.add_option("--device", t.device, "cpu or cuda; cuda where there is a GPU")->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--precision", t.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_flag("!--no-shard", o.shard, "Train without sharding, in one process");
+}
+
+void add_file_flags(CLI::App& app, Options& o) {
+  app.add_option("--data", o.data, "Token files, or 'synthetic'; LibTorch's headers if not given")->expected(1, 1 << 20);
+  app.add_option("--shuffle", o.shuffle, "Permute the samples by this seed");
+  app.add_option("--init", o.init, "Weights to start from, safetensors");
+  app.add_option("--save-full", o.save_full, "Where to write all weights at the end, safetensors");
+  app.add_option("--metrics", o.metrics, "Where to write one JSON object for each step");
+  app.add_option("--log-every", o.log_every, "Print every so many steps")->check(CLI::PositiveNumber)->capture_default_str();
+}
+
+void check_combinations(Options& o) {
+  auto require = [](bool good, const std::string& message) {
+    if (!good) throw fsdpp::ConfigError(message);
+  };
+  require(o.model.dim % o.model.heads == 0, text("--dim ", o.model.dim, " is not a multiple of --heads ", o.model.heads));
+  require(!o.plan_world || o.dry_run, "--world belongs to --dry-run; ranks that train are started by a launcher");
+  o.synthetic = o.data == std::vector<std::string>{"synthetic"};
+  require(!(o.synthetic && o.shuffle), "--shuffle has no meaning with --data synthetic");
+  require(o.synthetic || !o.data.empty() || o.model.vocab >= 256, text("--vocab ", o.model.vocab, " is too small for text: bytes need 256"));
+}
+
+void choose_device(Options& o, const Texts& t) {
+  const bool available = cuda_available();
+  if (t.device == "cuda" && !available && !o.dry_run)
+    throw fsdpp::ConfigError("--device cuda: no CUDA device can be used here (none in the machine, or a build without CUDA). Try: --device cpu");
+  o.cuda = t.device.empty() ? available : t.device == "cuda";
+  o.precision = t.precision.empty() ? (o.cuda ? Precision::BF16 : Precision::FP32) : (t.precision == "bf16" ? Precision::BF16 : Precision::FP32);
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, const char* const* argv) {
+  Options options;
+  Texts texts;
+  CLI::App app("Trains MiniLLM, sharded over the ranks of a launcher (fsdpp-run, torchrun --no-python, mpirun, srun).", "minillm");
+  add_model_flags(app, options);
+  add_training_flags(app, options, texts);
+  add_file_flags(app, options);
+  app.add_flag("--dry-run", options.dry_run, "Print layout plan and memory, then stop");
+  app.add_option("--world", options.plan_world, "Ranks to plan for, with --dry-run")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return std::nullopt;
+  } catch (const CLI::ParseError& e) {
+    throw fsdpp::ConfigError(text(e.what(), ". Try: minillm --help"));
+  }
+  check_combinations(options);
+  choose_device(options, texts);
+  return options;
+}
+
+}  // namespace minillm

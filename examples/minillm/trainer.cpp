@@ -1,0 +1,183 @@
+#include "trainer.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+
+#include "device.h"
+#include "fsdpp/api/fully_shard.h"
+#include "fsdpp/base/error.h"
+#include "fsdpp/base/rank_env.h"
+#include "fsdpp/checkpoint/full_state.h"
+#include "fsdpp/optim/clip_grad_norm.h"
+#include "text.h"
+
+namespace minillm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// bf16 for an unsharded fp32 model, as torch.autocast gives it.
+class Autocast {
+ public:
+  Autocast(c10::DeviceType device, bool enabled) : device_(device), enabled_(enabled) {
+    if (!enabled_) return;
+    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+    at::autocast::set_autocast_enabled(device_, true);
+  }
+  ~Autocast() {
+    if (!enabled_) return;
+    at::autocast::set_autocast_enabled(device_, false);
+    at::autocast::clear_cache();
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  c10::DeviceType device_;
+  bool enabled_;
+};
+
+fsdpp::FullyShardOptions shard_options(const Options& options) {
+  fsdpp::FullyShardOptions result;
+  if (options.precision == Precision::FP32) return result;
+  result.mp_policy.param_dtype = at::kBFloat16;
+  result.mp_policy.reduce_dtype = at::kFloat;
+  return result;
+}
+
+/// Block by block, so that the device never holds the whole model.
+void shard_model(MiniLLM& model, const Options& options, const Place& place) {
+  const auto how = shard_options(options);
+  for (auto& block : model->blocks) {
+    block->to(place.device);
+    fsdpp::fully_shard(block, place.mesh, how);
+  }
+  model->embed->to(place.device);
+  model->head->to(place.device);
+  fsdpp::fully_shard(model, place.mesh, how);
+}
+
+/// One number reduced over the ranks.
+at::Tensor reduce(const Place& place, at::Tensor value, fsdpp::comm::ReduceOp op) {
+  if (place.world_size == 1) return value;
+  const fsdpp::comm::Buffer buffer{value.data_ptr(), value.numel(), value.scalar_type()};
+  const auto stream = fsdpp::cuda::current_stream(place.device);
+  place.mesh->reduce_comm().all_reduce(buffer, buffer, op, stream, {"minillm metrics", {}}).wait(stream);
+  return value;
+}
+
+}  // namespace
+
+Place find_place(const Options& options) {
+  if (!options.shard) {
+    const auto ranks = fsdpp::detect_rank_env().world_size;
+    if (ranks != 1) throw fsdpp::ConfigError(text("--no-shard trains in one process, but the launcher started ", ranks));
+    return {nullptr, options.cuda ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU), 0, 1};
+  }
+  fsdpp::comm::WorldOptions world_options;
+  world_options.device = options.cuda ? c10::kCUDA : c10::kCPU;
+  const auto world = fsdpp::comm::World::init(world_options);
+  return {fsdpp::comm::Mesh::shard(world), world->device(), world->rank(), world->size()};
+}
+
+MiniLLM build_model(const Options& options, const Place& place) {
+  at::manual_seed(options.seed);
+  MiniLLM model(options.model);
+  if (place.mesh)
+    shard_model(model, options, place);
+  else
+    model->to(place.device);
+  if (!options.init.empty()) fsdpp::checkpoint::load_full(*model, options.init);
+  return model;
+}
+
+std::unique_ptr<BatchSource> make_batches(const Options& options, const Place& place) {
+  const BatchShape shape{options.batch, options.seq, place.rank, place.world_size};
+  if (options.synthetic) return synthetic_batches(options.seed, options.model.vocab, shape);
+  return file_batches(options.data.empty() ? libtorch_headers() : options.data, options.model.vocab, shape,
+                      options.shuffle ? &*options.shuffle : nullptr);
+}
+
+Trainer::Trainer(const Options& options, Place place)
+    : options_(options),
+      place_(std::move(place)),
+      model_(build_model(options, place_)),
+      optimizer_(*model_, {.lr = options.lr, .eps = options.adam_eps}),
+      loader_(make_batches(options, place_), {options.batch, options.seq, place_.rank, place_.world_size},
+              options.steps * options.grad_accum, place_.device),
+      report_(report_options()) {}
+
+ReportOptions Trainer::report_options() const {
+  return {.enabled = place_.rank == 0,
+          .cuda = options_.cuda,
+          .steps = options_.steps,
+          .log_every = options_.log_every,
+          .world_size = place_.world_size,
+          .flops_per_token = flops_per_token(options_.model, options_.seq),
+          .peak_flops = peak_flops(place_.device),
+          .metrics = options_.metrics};
+}
+
+at::Tensor Trainer::forward(const Batch& batch) {
+  const Autocast autocast(place_.device.type(), !place_.mesh && options_.precision == Precision::BF16);
+  return mean_loss(model_(batch.inputs), batch.targets);
+}
+
+at::Tensor Trainer::accumulate_gradients() {
+  const auto k = options_.grad_accum;
+  auto sum = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(place_.device));
+  for (int64_t micro = 0; micro < k; ++micro) {
+    if (place_.mesh && k > 1) fsdpp::unit_of(*model_).set_requires_gradient_sync(micro + 1 == k);
+    const auto loss = forward(loader_.next());
+    sum.add_(loss.detach());
+    (k > 1 ? loss / k : loss).backward();
+  }
+  return sum;
+}
+
+std::optional<double> Trainer::clip_gradients() {
+  if (options_.clip > 0) return fsdpp::optim::clip_grad_norm_(*model_, options_.clip);
+  if (!options_.metrics.empty()) return fsdpp::optim::grad_norm(*model_);
+  return std::nullopt;
+}
+
+double Trainer::mean_over_ranks(at::Tensor loss_sum) const {
+  const auto total = reduce(place_, std::move(loss_sum), fsdpp::comm::ReduceOp::Sum).item<double>();
+  return total / static_cast<double>(options_.grad_accum * place_.world_size);
+}
+
+int64_t Trainer::largest_over_ranks(int64_t value) const {
+  const auto mine = at::full({1}, value, at::TensorOptions().dtype(at::kLong).device(place_.device));
+  return reduce(place_, mine, fsdpp::comm::ReduceOp::Max).item<int64_t>();
+}
+
+void Trainer::run() {
+  const auto tokens_per_step = static_cast<double>(options_.batch * options_.seq * options_.grad_accum * place_.world_size);
+  report_.line(text("MiniLLM: ", parameter_count(options_.model), " parameters on ", place_.world_size,
+                    place_.world_size == 1 ? " rank, " : " ranks, ", options_.cuda ? "CUDA, " : "CPU, ",
+                    options_.precision == Precision::BF16 ? "bf16" : "fp32", place_.mesh ? "" : ", not sharded"));
+  auto start = Clock::now();
+  int64_t steps_since = 0;
+  for (int64_t step = 0; step < options_.steps; ++step) {
+    optimizer_.zero_grad();
+    auto loss_sum = accumulate_gradients();
+    const auto norm = clip_gradients();
+    optimizer_.step();
+    ++steps_since;
+    if (!report_.wants(step)) continue;
+    synchronize(place_.device);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(steps_since);
+    report_.step({step, mean_over_ranks(std::move(loss_sum)), norm, seconds, tokens_per_step,
+                  largest_over_ranks(peak_bytes(place_.device))});
+    steps_since = 0;
+    start = Clock::now();
+  }
+  report_.summary();
+  if (!options_.save_full.empty()) fsdpp::checkpoint::save_full(*model_, options_.save_full);
+}
+
+}  // namespace minillm
