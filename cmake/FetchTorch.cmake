@@ -11,8 +11,8 @@ if(KIND STREQUAL "cuda") # as torch ${VERSION} and cuda-toolkit 13.0.2 require t
     nvidia-cublas==13.1.0.3 nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66
     nvidia-cusparse==12.6.3.3 nvidia-nvjitlink==13.0.88 nvidia-cuda-nvrtc==13.0.88 nvidia-nvtx==13.0.85)
 else()
-  set(_patterns PATTERNS "torch/include/*" "torch/share/cmake/*" "torch/version.py" "torch/lib/libtorch_cpu.so" "torch/lib/libc10.so"
-    "torch/lib/libgomp*" "nvidia/cu13/lib/libcudart.so*" "nvidia/cu13/lib/libcupti.so*" "*.dist-info/*")
+  set(_torch_patterns PATTERNS "torch/include/*" "torch/share/cmake/*" "torch/version.py" "torch/lib/libtorch_cpu.so"
+    "torch/lib/libc10.so" "torch/lib/libgomp*" "torch-*.dist-info/*")
 endif()
 
 cmake_path(GET SITE PARENT_PATH _cache)
@@ -50,6 +50,10 @@ if(_failed)
 endif()
 file(GLOB _files ${_work}/wheels/*.whl)
 foreach(_file IN LISTS _files)
+  set(_patterns)
+  if(_file MATCHES "/torch-[^/]*$")
+    set(_patterns ${_torch_patterns})
+  endif()
   file(ARCHIVE_EXTRACT INPUT ${_file} DESTINATION ${_work}/site ${_patterns})
 endforeach()
 file(RENAME ${_work}/site ${SITE} RESULT _failed)
