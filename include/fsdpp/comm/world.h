@@ -62,6 +62,10 @@ class FSDPP_API World {
   virtual void barrier() = 0;
 };
 
+/// Tells the launcher why this process is about to end: writes the file that fsdpp-run and torchrun name in
+/// TORCHELASTIC_ERROR_FILE. For a program's outermost catch block; World::init does it by itself. No-op without that variable.
+FSDPP_API void report_failure(std::string_view message) noexcept;
+
 /// One call that an in-process rank is about to make; see LocalWorldOptions::on_operation.
 struct OperationEvent {
   std::string comm;       ///< communicator name
