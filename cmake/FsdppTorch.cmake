@@ -91,4 +91,6 @@ if(FSDPP_CUDA)
   endif()
 endif()
 message(STATUS "fsdpp: CUDA back end ${FSDPP_CUDA}")
+set(fsdpp_built_with_cuda ${FSDPP_CUDA} CACHE INTERNAL "What FSDPP_WITH_CUDA came to")
+cmake_path(GET FSDPP_TORCH_ROOT PARENT_PATH FSDPP_TORCH_SITE) # the folder with NVIDIA's wheels beside torch
 fsdpp_import_torch(${FSDPP_TORCH_ROOT} ${FSDPP_CUDA})
