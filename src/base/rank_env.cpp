@@ -33,8 +33,9 @@ class Variables {
     if (!text) return std::nullopt;
     int value = 0;
     auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-    FSDPP_ENFORCE(error == std::errc{} && end == text->data() + text->size() && value >= low && value <= high, ConfigError,
-                  "environment variable {}: expected a whole number from {} to {}, got '{}'", name, low, high, *text);
+    FSDPP_ENFORCE(error == std::errc{} && end == text->data() + text->size() && value >= low && value <= high,
+                  ConfigError, "environment variable {}: expected a whole number from {} to {}, got '{}'", name, low,
+                  high, *text);
     return value;
   }
   [[nodiscard]] int required(const char* name, int low, int high, const char* because) const {
@@ -62,8 +63,9 @@ Place read_place(const Variables& env, const char* index_name, const char* count
   Place place;
   place.count = env.required(count_name, 1, kMaxInt, index_set.c_str());
   place.index = env.required(index_name, 0, kMaxInt, count_set.c_str());
-  FSDPP_ENFORCE(place.index < place.count, ConfigError, "environment variable {}: expected 0 to {} because {}={}, got '{}'",
-                index_name, place.count - 1, count_name, place.count, place.index);
+  FSDPP_ENFORCE(place.index < place.count, ConfigError,
+                "environment variable {}: expected 0 to {} because {}={}, got '{}'", index_name, place.count - 1,
+                count_name, place.count, place.index);
   return place;
 }
 
@@ -73,7 +75,8 @@ void set_global(RankEnv& result, Place place) {
 }
 void set_local(RankEnv& result, Place place, const char* count_name) {
   FSDPP_ENFORCE(place.count <= result.world_size, ConfigError,
-                "environment variable {}: expected at most the world size {}, got '{}'", count_name, result.world_size, place.count);
+                "environment variable {}: expected at most the world size {}, got '{}'", count_name, result.world_size,
+                place.count);
   result.local_rank = place.index;
   result.local_world_size = place.count;
 }
@@ -84,14 +87,16 @@ int derived_port(const std::string& job) {
   return kFirstDerivedPort + static_cast<int>(hash % kDerivedPorts);
 }
 
-// For launchers that say nothing about a master. `job` names the job on all its ranks, or is empty; `first_host` is rank 0's
-// host, or empty.
-void set_master(RankEnv& result, const Variables& env, const std::string& job, const std::string& first_host, int parent_pid) {
+// For launchers that say nothing about a master. `job` names the job on all its ranks, or is empty; `first_host` is
+// rank 0's host, or empty.
+void set_master(RankEnv& result, const Variables& env, const std::string& job, const std::string& first_host,
+                int parent_pid) {
   const bool one_host = result.local_world_size == result.world_size;
   result.run_id = job.empty() ? fmt::format("pid{}", parent_pid) : job;
   result.master_addr = env.text("MASTER_ADDR").value_or(one_host ? "127.0.0.1" : first_host);
   FSDPP_ENFORCE(!result.master_addr.empty(), ConfigError,
-                "environment variable MASTER_ADDR is not set, but {} names no host for rank 0 and only {} of {} ranks are on this "
+                "environment variable MASTER_ADDR is not set, but {} names no host for rank 0 and only {} of {} ranks "
+                "are on this "
                 "host. Try: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=29500 (Hydra: -genv)",
                 result.launcher, result.local_world_size, result.world_size);
   if (auto port = env.number("MASTER_PORT", 1, kMaxPort)) {
@@ -99,7 +104,8 @@ void set_master(RankEnv& result, const Variables& env, const std::string& job, c
     return;
   }
   FSDPP_ENFORCE(one_host || !job.empty(), ConfigError,
-                "environment variable MASTER_PORT is not set, but {} gives no job id to derive a port from. Try: MASTER_PORT=29500",
+                "environment variable MASTER_PORT is not set, but {} gives no job id to derive a port from. Try: "
+                "MASTER_PORT=29500",
                 result.launcher);
   if (job.empty()) result.run_id += "@" + result.master_addr;
   result.master_port = derived_port(result.run_id);
@@ -112,7 +118,8 @@ void read_torchrun_local(RankEnv& result, const Variables& env) {
     // Set by hand, as many Python scripts have it. Right where all ranks are on one host.
     result.local_rank = env.required("LOCAL_RANK", 0, result.world_size - 1, "RANK is set");
     FSDPP_ENFORCE(result.local_rank == result.rank, ConfigError,
-                  "environment variable LOCAL_WORLD_SIZE is not set, but it is needed because RANK={} and LOCAL_RANK={} show several hosts",
+                  "environment variable LOCAL_WORLD_SIZE is not set, but it is needed because RANK={} and "
+                  "LOCAL_RANK={} show several hosts",
                   result.rank, result.local_rank);
     result.local_world_size = result.world_size;
   } else if (env.has("LOCAL_RANK") || env.has("LOCAL_WORLD_SIZE") || result.world_size > 1) {
@@ -127,9 +134,11 @@ RankEnv from_torchrun(const Variables& env) {
   set_global(result, read_place(env, "RANK", "WORLD_SIZE"));
   read_torchrun_local(result, env);
   if (result.world_size > 1 || env.has("MASTER_ADDR") || env.has("MASTER_PORT")) {
-    const std::string because = result.world_size > 1 ? fmt::format("WORLD_SIZE={}", result.world_size) : "the other of the pair is set";
+    const std::string because =
+        result.world_size > 1 ? fmt::format("WORLD_SIZE={}", result.world_size) : "the other of the pair is set";
     FSDPP_ENFORCE(env.has("MASTER_ADDR"), ConfigError,
-                  "environment variable MASTER_ADDR is not set, but it is needed because {}. Try: start the program with fsdpp-run, "
+                  "environment variable MASTER_ADDR is not set, but it is needed because {}. Try: start the program "
+                  "with fsdpp-run, "
                   "torchrun --no-python or mpirun",
                   because);
     result.master_addr = *env.text("MASTER_ADDR");
@@ -147,7 +156,8 @@ void warn_of_conflict(const RankEnv& result, const Variables& env) {
   if (env.has("TORCHELASTIC_RUN_ID")) return;
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
     if (auto other = env.text(name); other && *other != std::to_string(result.rank))
-      log::warn(fmt::format("RANK={} but {}={}: RANK and WORLD_SIZE win. Unset them to follow the other launcher", result.rank, name, *other));
+      log::warn(fmt::format("RANK={} but {}={}: RANK and WORLD_SIZE win. Unset them to follow the other launcher",
+                            result.rank, name, *other));
 }
 
 // ---- MPI and Slurm ----
@@ -156,7 +166,8 @@ RankEnv from_openmpi(const Variables& env, int parent_pid) {
   RankEnv result;
   result.launcher = "openmpi";
   set_global(result, read_place(env, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"));
-  set_local(result, read_place(env, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "OMPI_COMM_WORLD_LOCAL_SIZE");
+  set_local(result, read_place(env, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+            "OMPI_COMM_WORLD_LOCAL_SIZE");
   result.node_rank = result.local_world_size == result.world_size ? 0 : -1;
   set_master(result, env, env.first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}), {}, parent_pid);
   return result;
@@ -167,7 +178,8 @@ RankEnv from_pmi(const Variables& env, int parent_pid) {
   result.launcher = "mpich";
   set_global(result, read_place(env, "PMI_RANK", "PMI_SIZE"));
   if (env.has("MV2_COMM_WORLD_LOCAL_RANK"))
-    set_local(result, read_place(env, "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"), "MV2_COMM_WORLD_LOCAL_SIZE");
+    set_local(result, read_place(env, "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+              "MV2_COMM_WORLD_LOCAL_SIZE");
   else if (result.world_size > 1 || env.has("MPI_LOCALRANKID"))
     set_local(result, read_place(env, "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), "MPI_LOCALNRANKS");
   result.node_rank = result.local_world_size == result.world_size ? 0 : -1;
@@ -182,7 +194,8 @@ RankEnv from_slurm(const Variables& env, int parent_pid) {
   constexpr const char* because = "SLURM_PROCID is set";
   result.node_rank = env.required("SLURM_NODEID", 0, kMaxInt, because);
   const auto tasks = env.text("SLURM_STEP_TASKS_PER_NODE");
-  FSDPP_ENFORCE(tasks, ConfigError, "environment variable SLURM_STEP_TASKS_PER_NODE is not set, but it is needed because {}", because);
+  FSDPP_ENFORCE(tasks, ConfigError,
+                "environment variable SLURM_STEP_TASKS_PER_NODE is not set, but it is needed because {}", because);
   Place local;
   local.count = slurm::tasks_on_node(*tasks, result.node_rank, "SLURM_STEP_TASKS_PER_NODE");
   local.index = env.required("SLURM_LOCALID", 0, local.count - 1, because);

@@ -42,8 +42,8 @@ std::string first_host(std::string_view node_list, const char* variable) {
     host += first;
     rest.remove_prefix(close + 1);
   }
-  FSDPP_ENFORCE(!host.empty(), ConfigError, "environment variable {}: expected a host list such as node[01-04,7], got '{}'",
-                variable, node_list);
+  FSDPP_ENFORCE(!host.empty(), ConfigError,
+                "environment variable {}: expected a host list such as node[01-04,7], got '{}'", variable, node_list);
   return host;
 }
 
@@ -52,8 +52,8 @@ int tasks_on_node(std::string_view tasks_per_node, int node, const char* variabl
   for (auto rest = tasks_per_node; !rest.empty();) {
     const auto comma = rest.find(',');
     const auto part = count_and_repeat(rest.substr(0, comma));
-    FSDPP_ENFORCE(part, ConfigError, "environment variable {}: expected task counts such as 8(x2),4, got '{}'", variable,
-                  tasks_per_node);
+    FSDPP_ENFORCE(part, ConfigError, "environment variable {}: expected task counts such as 8(x2),4, got '{}'",
+                  variable, tasks_per_node);
     if (left < part->second) return part->first;
     left -= part->second;
     rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);

@@ -41,7 +41,8 @@ void reset_signals() {
 }
 
 // In the child, between fork and exec: async-signal-safe calls only.
-[[noreturn]] void become(const ChildSpec& spec, char* const* argv, char* const* envp, int out, int err, int report, pid_t parent) {
+[[noreturn]] void become(const ChildSpec& spec, char* const* argv, char* const* envp, int out, int err, int report,
+                         pid_t parent) {
   reset_signals();
   if (spec.own_group) ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -72,7 +73,8 @@ Child spawn(const ChildSpec& spec) {
   Child child;
   child.pid = ::fork();
   if (child.pid < 0) fail<Error>("fsdpp-run: fork failed: {}", std::strerror(errno));
-  if (child.pid == 0) become(spec, argv.data(), envp.data(), out.write.get(), err.write.get(), report.write.get(), parent);
+  if (child.pid == 0)
+    become(spec, argv.data(), envp.data(), out.write.get(), err.write.get(), report.write.get(), parent);
 
   if (spec.own_group) ::setpgid(child.pid, child.pid);  // in both, so that neither has to wait for the other
   report.write.reset();

@@ -11,7 +11,8 @@ constexpr int kMaxPort = 65535;
 constexpr const char* kAbout =
     "fsdpp-run [flags] [--] PROGRAM ARGS…\n"
     "Starts the ranks of a job on this node, prefixes their output by [rank], and ends all of them when one fails.\n"
-    "Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, …), and OMP_NUM_THREADS to the\n"
+    "Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, …), and OMP_NUM_THREADS to "
+    "the\n"
     "cores of this node divided by its ranks unless it is set. With one rank, the program keeps the terminal.";
 
 constexpr const char* kFooter =
@@ -33,7 +34,8 @@ void add_flags(CLI::App& app, LaunchOptions& options) {
   app.add_option("--master-addr,--master_addr", options.master_addr, "Host of rank 0 (one node: 127.0.0.1)");
   app.add_option("--master-port,--master_port", options.master_port, "Port of the rendezvous (one node: a free one)")
       ->check(CLI::Range(1, kMaxPort));
-  app.add_option("--max-restarts,--max_restarts", options.max_restarts, "Restart all ranks of this node after a failure, at most K times")
+  app.add_option("--max-restarts,--max_restarts", options.max_restarts,
+                 "Restart all ranks of this node after a failure, at most K times")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--ranks-per-gpu,--ranks_per_gpu", options.ranks_per_gpu,
@@ -54,10 +56,11 @@ std::string take_command(std::vector<std::string> rest, LaunchOptions& options) 
 
 std::string check_nodes(const LaunchOptions& options) {
   if (options.node_rank >= options.nnodes)
-    return "--node-rank is " + std::to_string(options.node_rank) + "; expected 0 to " + std::to_string(options.nnodes - 1) +
-           " because --nnodes is " + std::to_string(options.nnodes);
+    return "--node-rank is " + std::to_string(options.node_rank) + "; expected 0 to " +
+           std::to_string(options.nnodes - 1) + " because --nnodes is " + std::to_string(options.nnodes);
   if (options.nnodes > 1 && (options.master_addr.empty() || options.master_port == 0))
-    return "--nnodes is " + std::to_string(options.nnodes) + ", so every node needs the same --master-addr and --master-port";
+    return "--nnodes is " + std::to_string(options.nnodes) +
+           ", so every node needs the same --master-addr and --master-port";
   return {};
 }
 

@@ -23,7 +23,8 @@ class TemporaryFolder {
  public:
   TemporaryFolder() {
     std::string pattern = (fs::temp_directory_path() / "fsdpp-run-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) fail<Error>("fsdpp-run: cannot make folder {}: {}", pattern, std::strerror(errno));
+    if (::mkdtemp(pattern.data()) == nullptr)
+      fail<Error>("fsdpp-run: cannot make folder {}: {}", pattern, std::strerror(errno));
     path_ = pattern;
   }
   ~TemporaryFolder() {
@@ -45,20 +46,26 @@ std::string make_run_id(const LaunchOptions& options) {
   return fmt::format("fsdpp-{}-{:08x}{:08x}", ::getpid(), random(), random());
 }
 
-void say(const LaunchOptions& options, const std::string& text) { write_all(options.err_fd, "fsdpp-run: " + text + "\n"); }
+void say(const LaunchOptions& options, const std::string& text) {
+  write_all(options.err_fd, "fsdpp-run: " + text + "\n");
+}
 
 void report(const LaunchOptions& options, const GroupResult& result) {
   if (const auto& first = result.first_failure) {
     const auto process = first->pid > 0 ? fmt::format(" (pid {})", first->pid) : std::string{};
     say(options, fmt::format("rank {}{} failed first: {}", first->rank, process, describe(*first)));
     if (!first->message.empty()) say(options, fmt::format("rank {}: {}", first->rank, first->message));
-    for (const auto& end : result.later_failures) say(options, fmt::format("then rank {}: {}", end.rank, describe(end)));
-    if (result.stopped > 0) say(options, fmt::format("ended {} other rank{}", result.stopped, result.stopped == 1 ? "" : "s"));
+    for (const auto& end : result.later_failures)
+      say(options, fmt::format("then rank {}: {}", end.rank, describe(end)));
+    if (result.stopped > 0)
+      say(options, fmt::format("ended {} other rank{}", result.stopped, result.stopped == 1 ? "" : "s"));
   }
-  for (int pid : result.unkillable) say(options, fmt::format("process {} did not end after SIGKILL; look at it by hand", pid));
+  for (int pid : result.unkillable)
+    say(options, fmt::format("process {} did not end after SIGKILL; look at it by hand", pid));
 }
 
-GroupResult run_attempt(const LaunchOptions& options, Attempt attempt, const std::string& folder, const SignalQueue& signals) {
+GroupResult run_attempt(const LaunchOptions& options, Attempt attempt, const std::string& folder,
+                        const SignalQueue& signals) {
   std::optional<PortReservation> reservation;
   if (attempt.master_port == 0) attempt.master_port = reservation.emplace().port();
   return ProcessGroup(options, attempt, folder, signals).run();
@@ -66,8 +73,10 @@ GroupResult run_attempt(const LaunchOptions& options, Attempt attempt, const std
 
 void check_master_port(const LaunchOptions& options) {
   if (options.master_port == 0 || options.node_rank != 0 || can_listen(options.master_port)) return;
-  fail<ConfigError>("--master-port {} is in use on this host. Try: another port, or on one node leave the flag out so that a free one is taken",
-                    options.master_port);
+  fail<ConfigError>(
+      "--master-port {} is in use on this host. Try: another port, or on one node leave the flag out so that a free "
+      "one is taken",
+      options.master_port);
 }
 
 }  // namespace
@@ -85,7 +94,8 @@ int launch(const LaunchOptions& options) {
     if (result.interrupted_by != 0) return 128 + result.interrupted_by;
     if (!result.first_failure) return 0;
     if (attempt.restart_count >= options.max_restarts) return result.first_failure->status();
-    say(options, fmt::format("restarting all ranks of this node ({} of {})", attempt.restart_count + 1, options.max_restarts));
+    say(options,
+        fmt::format("restarting all ranks of this node ({} of {})", attempt.restart_count + 1, options.max_restarts));
   }
 }
 

@@ -4,8 +4,8 @@
 
 namespace fsdpp::launcher {
 
-/// Cuts one stream of one rank into lines and writes each, in one piece, after a prefix. A line ends at '\n', at "\r\n" or
-/// at a lone '\r' (progress bars); a longer one than kMaxLine is written in parts.
+/// Cuts one stream of one rank into lines and writes each, in one piece, after a prefix. A line ends at '\n', at "\r\n"
+/// or at a lone '\r' (progress bars); a longer one than kMaxLine is written in parts.
 class LineWriter {
  public:
   static constexpr size_t kMaxLine = 64 * 1024;

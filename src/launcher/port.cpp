@@ -50,7 +50,8 @@ int port_of(int fd) {
 
 PortReservation::PortReservation() : holder_(bind_any(0, false)) {
   if (holder_) port_ = port_of(holder_.get());
-  if (port_ == 0) fail<Error>("fsdpp-run: no free TCP port on this host ({}). Try: --master-port P", std::strerror(errno));
+  if (port_ == 0)
+    fail<Error>("fsdpp-run: no free TCP port on this host ({}). Try: --master-port P", std::strerror(errno));
   const int on = 1;
   ::setsockopt(holder_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (!can_listen(port_)) holder_.reset();

@@ -6,8 +6,8 @@ namespace fsdpp::launcher {
 /// A TCP port of this host that no other job will be given while this object lives.
 ///
 /// The port stays bound (not listening) with SO_REUSEADDR, so that rank 0's store, which sets SO_REUSEADDR as well, can
-/// listen on it, while every other bind to "any free port" passes it by. Where the kernel does not allow that, the port is
-/// released at once and only very likely still free.
+/// listen on it, while every other bind to "any free port" passes it by. Where the kernel does not allow that, the port
+/// is released at once and only very likely still free.
 class PortReservation {
  public:
   PortReservation();

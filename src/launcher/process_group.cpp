@@ -56,7 +56,8 @@ void ProcessGroup::start(const Attempt& attempt, int local_rank) {
   const std::string prefix = "[" + std::to_string(number) + "] ";
   const std::string error_file = error_folder_ + "/rank" + std::to_string(number) + ".json";
   const auto inherited = inherited_variables();
-  const auto environment = merge_variables(inherited, rank_variables(options_, attempt, local_rank, error_file, inherited));
+  const auto environment =
+      merge_variables(inherited, rank_variables(options_, attempt, local_rank, error_file, inherited));
   // One reader of stdin at most, and none in the background of a terminal, where reading would stop it.
   const bool keep_stdin = !capture_ || (local_rank == 0 && ::isatty(STDIN_FILENO) == 0);
   ::unlink(error_file.c_str());
@@ -100,7 +101,8 @@ void ProcessGroup::wait_for_events() {
   if (::poll(fds.data(), fds.size(), poll_timeout_ms()) <= 0) return;
   for (auto& rank : ranks_)
     for (int fd : {rank.child.out.get(), rank.child.err.get()})
-      if (std::any_of(fds.begin(), fds.end(), [&](const pollfd& p) { return p.fd == fd && p.revents != 0; })) read_output(rank, fd);
+      if (std::any_of(fds.begin(), fds.end(), [&](const pollfd& p) { return p.fd == fd && p.revents != 0; }))
+        read_output(rank, fd);
 }
 
 // Reads once, so that a rank that never stops writing does not starve the others.
@@ -136,12 +138,14 @@ void ProcessGroup::handle_signals() {
   if (child_changed) collect_ends();
 }
 
-// Ended ranks stay zombies until finish(): their pid, which is their group's id, can't be given to anybody else meanwhile.
+// Ended ranks stay zombies until finish(): their pid, which is their group's id, can't be given to anybody else
+// meanwhile.
 void ProcessGroup::collect_ends() {
   std::vector<RankEnd> ends;
   for (auto& rank : ranks_) {
     siginfo_t info{};
-    if (rank.ended || ::waitid(P_PID, static_cast<id_t>(rank.child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) continue;
+    if (rank.ended || ::waitid(P_PID, static_cast<id_t>(rank.child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+      continue;
     if (info.si_pid == 0) continue;
     rank.ended = true;
     while (rank.child.err && is_readable(rank.child.err.get(), 0)) read_output(rank, rank.child.err.get());

@@ -26,7 +26,8 @@ struct GroupResult {
 class ProcessGroup {
  public:
   /// `error_folder`: a folder for the ranks' error files.
-  ProcessGroup(const LaunchOptions& options, const Attempt& attempt, const std::string& error_folder, const SignalQueue& signals);
+  ProcessGroup(const LaunchOptions& options, const Attempt& attempt, const std::string& error_folder,
+               const SignalQueue& signals);
   /// Kills what still runs.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;

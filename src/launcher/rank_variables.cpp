@@ -10,9 +10,9 @@
 namespace fsdpp::launcher {
 namespace {
 
-// Several ranks on one GPU: NCCL refuses two ranks with one host identity on one GPU, so each rank gets an identity of its
-// own, and everything is pinned to the plain, deterministic socket path. Two kernels that wait for each other need few CTAs,
-// a hardware queue each, and no lazy module loading behind a spinning kernel.
+// Several ranks on one GPU: NCCL refuses two ranks with one host identity on one GPU, so each rank gets an identity of
+// its own, and everything is pinned to the plain, deterministic socket path. Two kernels that wait for each other need
+// few CTAs, a hardware queue each, and no lazy module loading behind a spinning kernel.
 constexpr std::pair<const char*, const char*> kSharedGpu[] = {
     {"NCCL_NET", "Socket"},
     {"NCCL_NET_PLUGIN", "none"},
@@ -40,7 +40,8 @@ constexpr std::pair<const char*, const char*> kSharedGpu[] = {
 // Of an outer torchrun: they would send this job's ranks to that job's store.
 constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"};
 
-void add_shared_gpu(Variables& set, const LaunchOptions& options, const Attempt& attempt, int rank, const Variables& inherited) {
+void add_shared_gpu(Variables& set, const LaunchOptions& options, const Attempt& attempt, int rank,
+                    const Variables& inherited) {
   set["FSDPP_RANKS_PER_GPU"] = std::to_string(options.ranks_per_gpu);
   auto add_unless_set = [&](const char* name, const std::string& value) {
     if (!inherited.contains(name)) set[name] = value;
@@ -51,8 +52,8 @@ void add_shared_gpu(Variables& set, const LaunchOptions& options, const Attempt&
 
 }  // namespace
 
-Variables rank_variables(const LaunchOptions& options, const Attempt& attempt, int local_rank, const std::string& error_file,
-                         const Variables& inherited) {
+Variables rank_variables(const LaunchOptions& options, const Attempt& attempt, int local_rank,
+                         const std::string& error_file, const Variables& inherited) {
   const int rank = options.first_rank() + local_rank;
   Variables set = {
       {"RANK", std::to_string(rank)},
@@ -81,7 +82,8 @@ Variables inherited_variables() {
   Variables result;
   for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
     std::string_view text(*entry);
-    if (auto equals = text.find('='); equals != std::string_view::npos) result.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (auto equals = text.find('='); equals != std::string_view::npos)
+      result.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return result;
 }

@@ -14,8 +14,8 @@ struct RankEnv {
   int local_rank = 0;        ///< number on its host
   int local_world_size = 1;  ///< ranks on its host
   int node_rank = 0;         ///< number of the host; -1 where the launcher does not say
-  /// "fsdpp-run", "torchrun" (also RANK and WORLD_SIZE set by hand), "openmpi", "slurm", "mpich" (Hydra: MPICH, Intel MPI),
-  /// "single" (none recognised).
+  /// "fsdpp-run", "torchrun" (also RANK and WORLD_SIZE set by hand), "openmpi", "slurm", "mpich" (Hydra: MPICH, Intel
+  /// MPI), "single" (none recognised).
   std::string launcher = "single";
   /// Where rank 0's store listens. Empty and 0 if the world is this process alone and nothing was set.
   std::string master_addr;
@@ -33,9 +33,9 @@ using EnvLookup = std::function<std::optional<std::string>(const char* name)>;
 /// (OMPI_COMM_WORLD_RANK), Hydra (PMI_RANK with MPI_LOCALRANKID), Slurm (SLURM_PROCID inside a step of several tasks),
 /// other PMI (PMI_RANK), else one process.
 ///
-/// MPI and Slurm name no port, and MPI no host: MASTER_ADDR and MASTER_PORT are obeyed if set; else the host is 127.0.0.1 if
-/// all ranks are on it (Slurm: the first host of the step), and the port, in [20000, 32000), follows from the job's id, so
-/// that two jobs on one host differ.
+/// MPI and Slurm name no port, and MPI no host: MASTER_ADDR and MASTER_PORT are obeyed if set; else the host is
+/// 127.0.0.1 if all ranks are on it (Slurm: the first host of the step), and the port, in [20000, 32000), follows from
+/// the job's id, so that two jobs on one host differ.
 ///
 /// No communication. Throws ConfigError that names the variable and its value: not a number, out of range, rank ≥ world
 /// size, one of a pair missing, no MASTER_ADDR for ranks on several hosts.

@@ -39,14 +39,29 @@ Table with(Table base, const Table& changes) {
   return base;
 }
 
-const Table kTorchrun = {{"RANK", "3"},        {"WORLD_SIZE", "4"},        {"LOCAL_RANK", "1"},      {"LOCAL_WORLD_SIZE", "2"},
-                         {"GROUP_RANK", "1"},  {"MASTER_ADDR", "node0"},   {"MASTER_PORT", "29501"}, {"TORCHELASTIC_RUN_ID", "job7"},
-                         {"TORCHELASTIC_RESTART_COUNT", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
-const Table kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "prterun-host-1@1"}};
+const Table kTorchrun = {{"RANK", "3"},
+                         {"WORLD_SIZE", "4"},
+                         {"LOCAL_RANK", "1"},
+                         {"LOCAL_WORLD_SIZE", "2"},
+                         {"GROUP_RANK", "1"},
+                         {"MASTER_ADDR", "node0"},
+                         {"MASTER_PORT", "29501"},
+                         {"TORCHELASTIC_RUN_ID", "job7"},
+                         {"TORCHELASTIC_RESTART_COUNT", "2"},
+                         {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+const Table kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
+                        {"OMPI_COMM_WORLD_SIZE", "2"},
+                        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                        {"PMIX_NAMESPACE", "prterun-host-1@1"}};
 const Table kHydra = {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
-const Table kSlurm = {{"SLURM_PROCID", "9"}, {"SLURM_NTASKS", "12"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "2"},
-                      {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x3)"},
+const Table kSlurm = {{"SLURM_PROCID", "9"},
+                      {"SLURM_NTASKS", "12"},
+                      {"SLURM_LOCALID", "1"},
+                      {"SLURM_NODEID", "2"},
+                      {"SLURM_STEP_ID", "0"},
+                      {"SLURM_JOB_ID", "77"},
+                      {"SLURM_STEP_TASKS_PER_NODE", "4(x3)"},
                       {"SLURM_STEP_NODELIST", "gpu[08-09,11]"}};
 
 TEST(RankEnv, NothingSetThenSingleProcess) {
@@ -91,7 +106,8 @@ TEST(RankEnv, SeveralLaunchersThenTorchrunWinsThenOpenMpi) {
 }
 
 TEST(RankEnv, HydraInsideSlurmAllocationThenHydraWins) {
-  EXPECT_EQ(detect(with(kHydra, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "2"}})).launcher, "mpich");
+  EXPECT_EQ(detect(with(kHydra, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "2"}})).launcher,
+            "mpich");
 }
 
 TEST(RankEnv, SrunWithPmi2ThenSlurmWins) {
@@ -137,7 +153,8 @@ TEST(RankEnv, MasterSetForMpiThenObeyed) {
 }
 
 TEST(RankEnv, OpenMpiOnTwoHostsWithoutMasterThenErrorNamesMasterAddr) {
-  EXPECT_THAT(error_of(with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "4"}})), AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("2 of 4")));
+  EXPECT_THAT(error_of(with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "4"}})),
+              AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("2 of 4")));
 }
 
 TEST(RankEnv, HydraOnTwoHostsWithoutJobIdThenErrorNamesMasterPort) {
@@ -171,29 +188,36 @@ TEST_P(RankEnvBadValue, ThenErrorNamesVariableAndValue) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, RankEnvBadValue,
-    testing::Values(BadCase{"world_text", with(kTorchrun, {{"WORLD_SIZE", "abc"}}), {"WORLD_SIZE", "'abc'"}},
-                    BadCase{"world_trailing", with(kTorchrun, {{"WORLD_SIZE", "4x"}}), {"WORLD_SIZE", "'4x'"}},
-                    BadCase{"world_zero", with(kTorchrun, {{"WORLD_SIZE", "0"}}), {"WORLD_SIZE", "'0'"}},
-                    BadCase{"rank_too_big", with(kTorchrun, {{"RANK", "4"}}), {"RANK", "'4'", "WORLD_SIZE=4"}},
-                    BadCase{"rank_negative", with(kTorchrun, {{"RANK", "-1"}}), {"RANK", "'-1'"}},
-                    BadCase{"rank_missing", with(kTorchrun, {{"RANK", ""}}), {"RANK is not set", "WORLD_SIZE"}},
-                    BadCase{"world_missing", with(kTorchrun, {{"WORLD_SIZE", ""}}), {"WORLD_SIZE is not set", "RANK"}},
-                    BadCase{"local_rank_missing", with(kTorchrun, {{"LOCAL_RANK", ""}}), {"LOCAL_RANK is not set"}},
-                    BadCase{"local_size_missing", with(kTorchrun, {{"LOCAL_WORLD_SIZE", ""}}), {"LOCAL_WORLD_SIZE is not set"}},
-                    BadCase{"local_size_too_big", with(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}}), {"LOCAL_WORLD_SIZE", "'8'"}},
-                    BadCase{"addr_missing", with(kTorchrun, {{"MASTER_ADDR", ""}}), {"MASTER_ADDR is not set"}},
-                    BadCase{"port_missing", with(kTorchrun, {{"MASTER_PORT", ""}}), {"MASTER_PORT is not set"}},
-                    BadCase{"port_too_big", with(kTorchrun, {{"MASTER_PORT", "70000"}}), {"MASTER_PORT", "'70000'"}},
-                    BadCase{"ompi_size_missing", with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", ""}}), {"OMPI_COMM_WORLD_SIZE is not set"}},
-                    BadCase{"pmi_local_missing", with(kHydra, {{"MPI_LOCALNRANKS", ""}}), {"MPI_LOCALNRANKS is not set"}},
-                    BadCase{"slurm_list", with(kSlurm, {{"SLURM_STEP_NODELIST", "gpu[08"}}), {"SLURM_STEP_NODELIST", "'gpu[08'"}},
-                    BadCase{"slurm_tasks", with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "4(3)"}}), {"SLURM_STEP_TASKS_PER_NODE", "'4(3)'"}},
-                    BadCase{"slurm_few_nodes", with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}), {"SLURM_STEP_TASKS_PER_NODE", "node 2"}},
-                    BadCase{"slurm_local", with(kSlurm, {{"SLURM_LOCALID", "4"}}), {"SLURM_LOCALID", "'4'"}}),
+    testing::Values(
+        BadCase{"world_text", with(kTorchrun, {{"WORLD_SIZE", "abc"}}), {"WORLD_SIZE", "'abc'"}},
+        BadCase{"world_trailing", with(kTorchrun, {{"WORLD_SIZE", "4x"}}), {"WORLD_SIZE", "'4x'"}},
+        BadCase{"world_zero", with(kTorchrun, {{"WORLD_SIZE", "0"}}), {"WORLD_SIZE", "'0'"}},
+        BadCase{"rank_too_big", with(kTorchrun, {{"RANK", "4"}}), {"RANK", "'4'", "WORLD_SIZE=4"}},
+        BadCase{"rank_negative", with(kTorchrun, {{"RANK", "-1"}}), {"RANK", "'-1'"}},
+        BadCase{"rank_missing", with(kTorchrun, {{"RANK", ""}}), {"RANK is not set", "WORLD_SIZE"}},
+        BadCase{"world_missing", with(kTorchrun, {{"WORLD_SIZE", ""}}), {"WORLD_SIZE is not set", "RANK"}},
+        BadCase{"local_rank_missing", with(kTorchrun, {{"LOCAL_RANK", ""}}), {"LOCAL_RANK is not set"}},
+        BadCase{"local_size_missing", with(kTorchrun, {{"LOCAL_WORLD_SIZE", ""}}), {"LOCAL_WORLD_SIZE is not set"}},
+        BadCase{"local_size_too_big", with(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}}), {"LOCAL_WORLD_SIZE", "'8'"}},
+        BadCase{"addr_missing", with(kTorchrun, {{"MASTER_ADDR", ""}}), {"MASTER_ADDR is not set"}},
+        BadCase{"port_missing", with(kTorchrun, {{"MASTER_PORT", ""}}), {"MASTER_PORT is not set"}},
+        BadCase{"port_too_big", with(kTorchrun, {{"MASTER_PORT", "70000"}}), {"MASTER_PORT", "'70000'"}},
+        BadCase{
+            "ompi_size_missing", with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", ""}}), {"OMPI_COMM_WORLD_SIZE is not set"}},
+        BadCase{"pmi_local_missing", with(kHydra, {{"MPI_LOCALNRANKS", ""}}), {"MPI_LOCALNRANKS is not set"}},
+        BadCase{"slurm_list", with(kSlurm, {{"SLURM_STEP_NODELIST", "gpu[08"}}), {"SLURM_STEP_NODELIST", "'gpu[08'"}},
+        BadCase{"slurm_tasks",
+                with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "4(3)"}}),
+                {"SLURM_STEP_TASKS_PER_NODE", "'4(3)'"}},
+        BadCase{"slurm_few_nodes",
+                with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}),
+                {"SLURM_STEP_TASKS_PER_NODE", "node 2"}},
+        BadCase{"slurm_local", with(kSlurm, {{"SLURM_LOCALID", "4"}}), {"SLURM_LOCALID", "'4'"}}),
     [](const auto& info) { return info.param.name; });
 
 TEST(RankEnv, SetByHandOnOneHostWithoutLocalSizeThenAccepted) {
-  const auto env = detect({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "5000"}});
+  const auto env = detect(
+      {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "5000"}});
   EXPECT_EQ(env.local_world_size, 2);
   EXPECT_EQ(env.node_rank, 0);
 }

@@ -34,17 +34,21 @@ TEST(Launch, AllRanksSucceedThenZeroAndNothingReported) {
 }
 
 TEST(Launch, EveryRankThenGetsTorchrunsVariables) {
-  const auto outcome = run_script(2,
-                                  "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR "
-                                  "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $FSDPP_RUN ${TORCHELASTIC_USE_AGENT_STORE-unset}");
+  const auto outcome = run_script(
+      2,
+      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR "
+      "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $FSDPP_RUN ${TORCHELASTIC_USE_AGENT_STORE-unset}");
   EXPECT_THAT(lines_of(outcome.out),
               UnorderedElementsAre("[0] 0 2 0 2 0 1 127.0.0.1 0 0 1 unset", "[1] 1 2 1 2 0 1 127.0.0.1 0 0 1 unset"));
 }
 
 TEST(Launch, SecondNodeOfTwoThenRanksFollowOnAndMasterIsTheGivenOne) {
-  const auto outcome = run_script(2, "echo $RANK $WORLD_SIZE $LOCAL_RANK $GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_RUN_ID",
-                                  {"--nnodes", "2", "--node-rank", "1", "--master-addr", "node0", "--master-port", "29511"});
-  EXPECT_THAT(lines_of(outcome.out), UnorderedElementsAre("[2] 2 4 0 1 2 node0:29511 node0:29511", "[3] 3 4 1 1 2 node0:29511 node0:29511"));
+  const auto outcome = run_script(
+      2,
+      "echo $RANK $WORLD_SIZE $LOCAL_RANK $GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_RUN_ID",
+      {"--nnodes", "2", "--node-rank", "1", "--master-addr", "node0", "--master-port", "29511"});
+  EXPECT_THAT(lines_of(outcome.out),
+              UnorderedElementsAre("[2] 2 4 0 1 2 node0:29511 node0:29511", "[3] 3 4 1 1 2 node0:29511 node0:29511"));
 }
 
 TEST(Launch, OneRankThenOutputIsItsOwnWithoutPrefix) {
@@ -68,7 +72,8 @@ TEST(Launch, ManyLinesFromAllRanksThenNoneLostOrMixed) {
   const auto outcome = run_script(4, "i=0; while [ $i -lt 2000 ]; do echo line $i of rank $RANK; i=$((i+1)); done");
   const auto lines = set_of_lines(outcome.out);
   EXPECT_EQ(lines.size(), 8000u);
-  for (int rank : {0, 3}) EXPECT_TRUE(lines.contains("[" + std::to_string(rank) + "] line 1999 of rank " + std::to_string(rank)));
+  for (int rank : {0, 3})
+    EXPECT_TRUE(lines.contains("[" + std::to_string(rank) + "] line 1999 of rank " + std::to_string(rank)));
 }
 
 TEST(Launch, RankExitsWithCodeThenThatCodeAndItsNumber) {
@@ -93,7 +98,8 @@ TEST(Launch, PeersFailAfterwardsThenTheFirstFailureWins) {
 
 TEST(Launch, ErrorFileThenItsMessageIsReported) {
   const auto outcome = run_script(
-      2, R"([ $RANK = 1 ] && { echo '{"message": {"message": "expected 4 rows, got 3", "extraInfo": {"timestamp": "1"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1; }; exec sleep 60)");
+      2,
+      R"([ $RANK = 1 ] && { echo '{"message": {"message": "expected 4 rows, got 3", "extraInfo": {"timestamp": "1"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1; }; exec sleep 60)");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("fsdpp-run: rank 1: expected 4 rows, got 3\n"));
 }
@@ -120,7 +126,8 @@ TEST(Launch, SuccessWithLeftoverChildThatHoldsTheOutputThenNoWait) {
 }
 
 TEST(Launch, TerminatedThenRanksGetTheSignalAndStatusSaysSo) {
-  RunningProgram program({"--nproc-per-node", "2", "--", "/bin/sh", "-c", "trap 'echo got it; exit 0' TERM; echo ready; sleep 60 & wait"});
+  RunningProgram program(
+      {"--nproc-per-node", "2", "--", "/bin/sh", "-c", "trap 'echo got it; exit 0' TERM; echo ready; sleep 60 & wait"});
   ASSERT_TRUE(program.wait_for_output("[0] ready"));
   ASSERT_TRUE(program.wait_for_output("[1] ready"));
   program.send(SIGTERM);
@@ -131,7 +138,8 @@ TEST(Launch, TerminatedThenRanksGetTheSignalAndStatusSaysSo) {
 }
 
 TEST(Launch, InterruptedTwiceThenNoGrace) {
-  RunningProgram program({"--nproc-per-node", "2", "--", "/bin/sh", "-c", "trap '' INT; echo ready; while :; do sleep 1; done"});
+  RunningProgram program(
+      {"--nproc-per-node", "2", "--", "/bin/sh", "-c", "trap '' INT; echo ready; while :; do sleep 1; done"});
   ASSERT_TRUE(program.wait_for_output("[0] ready"));
   ASSERT_TRUE(program.wait_for_output("[1] ready"));
   program.send(SIGINT);
@@ -157,8 +165,8 @@ TEST(Launch, LauncherKilledThenRanksDieWithIt) {
 }
 
 TEST(Launch, TwoRunsAtOnceThenDifferentPortsAndRunIds) {
-  const std::vector<std::string> arguments = {"--nproc-per-node", "2", "--", "/bin/sh", "-c",
-                                              "echo port=$MASTER_PORT=$TORCHELASTIC_RUN_ID; sleep 0.3"};
+  const std::vector<std::string> arguments = {
+      "--nproc-per-node", "2", "--", "/bin/sh", "-c", "echo port=$MASTER_PORT=$TORCHELASTIC_RUN_ID; sleep 0.3"};
   RunningProgram a(arguments), b(arguments);
   const auto lines_a = lines_of(a.wait().out), lines_b = lines_of(b.wait().out);
   ASSERT_EQ(lines_a.size(), 2u);
@@ -172,7 +180,9 @@ TEST(Launch, TwoRunsAtOnceThenDifferentPortsAndRunIds) {
 }
 
 TEST(Launch, FailsOnceWithRestartAllowedThenSecondAttemptHasAFreshPort) {
-  const auto outcome = run_script(2, "echo $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS $MASTER_PORT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || { sleep 0.1; exit 4; }",
+  const auto outcome = run_script(2,
+                                  "echo $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS $MASTER_PORT; [ "
+                                  "$TORCHELASTIC_RESTART_COUNT = 1 ] || { sleep 0.1; exit 4; }",
                                   {"--max-restarts", "2"});
   EXPECT_EQ(outcome.exit_code, 0);
   std::set<std::string> counts, ports;

@@ -37,9 +37,10 @@ CliResult parse(std::vector<const char*> arguments) {
 }
 
 TEST(CommandLine, AllFlagsThenOptionsAndProgram) {
-  const auto options = parse({"--nproc-per-node", "4", "--nnodes=2", "--node-rank", "1", "--master-addr", "h", "--master-port", "29500",
-                              "--max-restarts", "3", "--ranks-per-gpu", "2", "--", "prog", "--nproc-per-node", "9", "--", "x"})
-                           .options;
+  const auto options =
+      parse({"--nproc-per-node", "4", "--nnodes=2", "--node-rank", "1", "--master-addr", "h", "--master-port", "29500",
+             "--max-restarts", "3", "--ranks-per-gpu", "2", "--", "prog", "--nproc-per-node", "9", "--", "x"})
+          .options;
   ASSERT_TRUE(options);
   EXPECT_EQ(options->nproc_per_node, 4);
   EXPECT_EQ(options->world_size(), 8);
@@ -93,7 +94,8 @@ TEST(RankVariables, RanksPerGpuThenEachRankIsAHostOfItsOwnOnTheSocketPath) {
   LaunchOptions options;
   options.nproc_per_node = 2;
   options.ranks_per_gpu = 2;
-  const auto rank0 = rank_variables(options, kAttempt, 0, "e", {}), rank1 = rank_variables(options, kAttempt, 1, "e", {});
+  const auto rank0 = rank_variables(options, kAttempt, 0, "e", {}),
+             rank1 = rank_variables(options, kAttempt, 1, "e", {});
   EXPECT_NE(rank0.at("NCCL_HOSTID"), rank1.at("NCCL_HOSTID"));
   EXPECT_EQ(rank0.at("NCCL_SOCKET_IFNAME"), "=lo");
   EXPECT_EQ(rank0.at("NCCL_IB_DISABLE"), "1");
@@ -111,11 +113,13 @@ TEST(RankVariables, UserHasSetANcclVariableThenItStays) {
 }
 
 TEST(RankVariables, OneRankAGpuThenNcclIsLeftAlone) {
-  for (const auto& [name, value] : rank_variables(LaunchOptions{}, kAttempt, 0, "e", {})) EXPECT_THAT(name, Not(HasSubstr("NCCL")));
+  for (const auto& [name, value] : rank_variables(LaunchOptions{}, kAttempt, 0, "e", {}))
+    EXPECT_THAT(name, Not(HasSubstr("NCCL")));
 }
 
 TEST(RankVariables, OuterTorchrunThenItsStoreIsForgotten) {
-  const auto environment = merge_variables({{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"RANK", "9"}, {"KEEP", "1"}}, {{"RANK", "0"}});
+  const auto environment =
+      merge_variables({{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"RANK", "9"}, {"KEEP", "1"}}, {{"RANK", "0"}});
   EXPECT_THAT(environment, ElementsAre("KEEP=1", "RANK=0"));
 }
 
@@ -262,7 +266,8 @@ TEST(Stopping, RankIgnoresSigtermThenKilledAfterTheGrace) {
   options.grace = 300ms;
   UniqueFd null(::open("/dev/null", O_WRONLY));
   options.out_fd = options.err_fd = null.get();
-  options.command = {"/bin/sh", "-c", "trap '' TERM; [ $RANK = 1 ] && { sleep 0.1; exit 2; }; while :; do sleep 1; done"};
+  options.command = {"/bin/sh", "-c",
+                     "trap '' TERM; [ $RANK = 1 ] && { sleep 0.1; exit 2; }; while :; do sleep 1; done"};
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(launch(options), 2);
   const auto took = std::chrono::steady_clock::now() - start;

@@ -28,7 +28,8 @@ void redirect(const std::string& path, int target) {
 
 }  // namespace
 
-RunningProgram::RunningProgram(const std::vector<std::string>& arguments, const std::vector<std::string>& extra_environment)
+RunningProgram::RunningProgram(const std::vector<std::string>& arguments,
+                               const std::vector<std::string>& extra_environment)
     : start_(std::chrono::steady_clock::now()) {
   std::string pattern = (std::filesystem::temp_directory_path() / "fsdpp-launcher-test-XXXXXX").string();
   if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");

@@ -17,7 +17,8 @@ struct Outcome {
 /// fsdpp-run as a child of its own, its output in files. Killed with its group if the test ends first.
 class RunningProgram {
  public:
-  explicit RunningProgram(const std::vector<std::string>& arguments, const std::vector<std::string>& extra_environment = {});
+  explicit RunningProgram(const std::vector<std::string>& arguments,
+                          const std::vector<std::string>& extra_environment = {});
   ~RunningProgram();
   RunningProgram(const RunningProgram&) = delete;
   RunningProgram& operator=(const RunningProgram&) = delete;
@@ -37,7 +38,8 @@ class RunningProgram {
 };
 
 /// fsdpp-run with these arguments, to its end.
-[[nodiscard]] Outcome run(const std::vector<std::string>& arguments, const std::vector<std::string>& extra_environment = {});
+[[nodiscard]] Outcome run(const std::vector<std::string>& arguments,
+                          const std::vector<std::string>& extra_environment = {});
 
 /// fsdpp-run --nproc-per-node `ranks` -- /bin/sh -c `script`.
 [[nodiscard]] Outcome run_script(int ranks, const std::string& script, const std::vector<std::string>& flags = {});
