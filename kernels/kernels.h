@@ -86,8 +86,9 @@ struct NormArgs {
 int norm_accumulate(const NormArgs& args, CUstream_st* stream);
 void norm_accumulate_cpu(const NormArgs& args);
 
-/// x[i] *= *coefficient (one float in device memory; on the CPU twin host memory).
-int scale_by(void* data, DType dtype, int64_t numel, const float* coefficient, CUstream_st* stream);
-void scale_by_cpu(void* data, DType dtype, int64_t numel, const float* coefficient);
+/// x[i] *= *coefficient (one double in device memory; on the CPU twin host memory), in fp32 (fp64 for F64). NaN and infinity
+/// times 0 become NaN. A coefficient of 1 touches nothing.
+int scale_by(void* data, DType dtype, int64_t numel, const double* coefficient, CUstream_st* stream);
+void scale_by_cpu(void* data, DType dtype, int64_t numel, const double* coefficient);
 
 }  // namespace fsdpp::kernels

@@ -48,9 +48,8 @@ void pack_cpu(const PackArgs& a) {
   }
 }
 
-void scale_by_cpu(void* data, DType dtype, int64_t numel, const float* coefficient) {
-  if (*coefficient == 1.0F) return;
-  cast_cpu({data, dtype, data, dtype, numel, static_cast<double>(*coefficient), false});
+void scale_by_cpu(void* data, DType dtype, int64_t numel, const double* coefficient) {
+  cast_cpu({data, dtype, data, dtype, numel, *coefficient, false});
 }
 
 }  // namespace fsdpp::kernels

@@ -41,6 +41,7 @@ __device__ void transform_tile(Dst* dst, const Src* src, int64_t n, const Op& op
   const bool aligned = is_vec_aligned<kVec>(dst + head) && is_vec_aligned<kVec>(src + head);
   const int64_t vectors = aligned && n > head ? (n - head) / kVec : 0;
   if (vectors == 0) head = 0;
+#pragma unroll 2
   for (int64_t k = threadIdx.x; k < vectors; k += kThreads) {
     const int64_t i = head + k * kVec;
     const Vec<Src, kVec> in = load_vec<kVec>(src + i);

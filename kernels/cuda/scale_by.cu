@@ -13,7 +13,8 @@ __device__ T scaled(T x, typename ComputeType<T>::type factor) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) scale_kernel(T* data, int64_t numel, int64_t head, int64_t vectors, const float* coefficient) {
+__global__ void __launch_bounds__(kThreads)
+    scale_kernel(T* data, int64_t numel, int64_t head, int64_t vectors, const double* coefficient) {
   const auto factor = static_cast<typename ComputeType<T>::type>(*coefficient);
   if (factor == 1) return;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) scale_kernel(T* data, int64_t numel,
 
 }  // namespace
 
-int scale_by(void* data, DType dtype, int64_t numel, const float* coefficient, CUstream_st* stream) {
+int scale_by(void* data, DType dtype, int64_t numel, const double* coefficient, CUstream_st* stream) {
   if (numel <= 0) return 0;
   return with_type(dtype, [&](auto zero) {
     using T = decltype(zero);

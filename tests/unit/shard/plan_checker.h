@@ -1,6 +1,4 @@
 #pragma once
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -13,6 +11,8 @@ namespace fsdpp::shard::test {
 using Shapes = std::vector<ParamShape>;
 using Violations = std::vector<std::string>;
 
+inline std::string at_param(size_t index, const char* what) { return "parameter " + std::to_string(index) + ": " + what; }
+
 /// Every border strictly inside the parameter, one by one.
 inline std::vector<int64_t> borders_inside(const Plan& plan, const ParamPlacement& p) {
   std::vector<int64_t> borders;
@@ -24,12 +24,12 @@ inline std::vector<int64_t> borders_inside(const Plan& plan, const ParamPlacemen
 
 inline void check_placement(const Plan& plan, const ParamShape& shape, size_t i, Violations& out) {
   const ParamPlacement& p = plan.params[i];
-  if (p.numel != shape.rows * shape.row_numel || p.row_numel != shape.row_numel) out.push_back(fmt::format("{}: sizes", i));
-  if (p.offset < 0 || p.offset + p.numel > plan.total_numel()) out.push_back(fmt::format("{}: outside", i));
-  if (p.offset % plan.options.param_align != 0) out.push_back(fmt::format("{}: start not aligned", i));
+  if (p.numel != shape.rows * shape.row_numel || p.row_numel != shape.row_numel) out.push_back(at_param(i, "sizes"));
+  if (p.offset < 0 || p.offset + p.numel > plan.total_numel()) out.push_back(at_param(i, "outside"));
+  if (p.offset % plan.options.param_align != 0) out.push_back(at_param(i, "start not aligned"));
   bool between_rows = true;
   for (const int64_t b : borders_inside(plan, p)) between_rows = between_rows && (b - p.offset) % p.row_numel == 0;
-  if ((p.cut == Cut::Rows) != between_rows) out.push_back(fmt::format("{}: wrong cut", i));
+  if ((p.cut == Cut::Rows) != between_rows) out.push_back(at_param(i, "wrong cut"));
 }
 
 inline void check_overlap(const Plan& plan, Violations& out) {
@@ -52,7 +52,7 @@ inline void check_padding(const Plan& plan, const Shapes& shapes, Violations& ou
   }
   bound += std::max(static_cast<int64_t>(std::floor(o.padding_fraction * static_cast<double>(used))), o.padding_per_rank * o.world_size);
   if (plan.used_numel != used) out.push_back("used_numel");
-  if (plan.padding_bound != bound) out.push_back(fmt::format("padding_bound: expected {}, got {}", bound, plan.padding_bound));
+  if (plan.padding_bound != bound) out.push_back("padding_bound");
   if (plan.padding() > bound || plan.padding() < 0) out.push_back("padding");
   if (plan.slice_numel % o.slice_align != 0) out.push_back("slice not aligned");
 }
@@ -62,13 +62,13 @@ inline void check_ranges(const Plan& plan, size_t i, Violations& out) {
   int64_t next = 0;
   for (int rank = 0; rank < plan.options.world_size; ++rank) {
     const Range range = plan.local_range(i, rank);
-    if (range.begin != next || range.end < range.begin) out.push_back(fmt::format("{}: range of rank {}", i, rank));
+    if (range.begin != next || range.end < range.begin) out.push_back(at_param(i, "range does not follow the one before"));
     next = range.end;
     if (range.size() == 0) continue;
     const bool inside = p.offset + range.begin >= rank * plan.slice_numel && p.offset + range.end <= (rank + 1) * plan.slice_numel;
-    if (!inside) out.push_back(fmt::format("{}: range of rank {} outside its slice", i, rank));
+    if (!inside) out.push_back(at_param(i, "range outside its rank's slice"));
   }
-  if (next != p.numel) out.push_back(fmt::format("{}: ranges do not cover it", i));
+  if (next != p.numel) out.push_back(at_param(i, "ranges do not cover it"));
 }
 
 /// What is wrong with a plan, worked out border by border and rank by rank; empty when all guarantees of plan.h hold.
