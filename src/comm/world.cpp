@@ -16,7 +16,7 @@
 #include "comm/store.h"
 #include "comm/watchdog.h"
 #include "fsdpp/base/log.h"
-#if FSDPP_CUDA && __has_include("comm/nccl_communicator.h")
+#if FSDPP_CUDA
 #include "comm/nccl_communicator.h"
 #endif
 
@@ -74,7 +74,7 @@ class ProcessWorld final : public World {
     const std::string key = keys_.next(name, ranks, size());
     CommInfo info{name, ranks, index_of(ranks, rank()), device_, options_.collective_timeout};
     const Bootstrap bootstrap{store_, key, env_.master_addr, options_.rendezvous_timeout, watchdog_.get()};
-#if FSDPP_CUDA && __has_include("comm/nccl_communicator.h")
+#if FSDPP_CUDA
     if (device_.is_cuda()) return make_nccl_communicator(std::move(info), bootstrap);
 #endif
     return make_host_communicator(std::move(info), bootstrap);
