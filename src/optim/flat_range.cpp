@@ -1,0 +1,67 @@
+#include "optim/flat_range.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "base/enforce.h"
+
+namespace fsdpp::optim {
+namespace {
+
+bool follows(const FlatRange& run, const FlatRange& next, int64_t max_gap_bytes) {
+  if (run.kind != next.kind || run.device != next.device) return false;
+  const int64_t width = run.arrays[0].width;
+  const int64_t bytes = next.arrays[0].data - run.arrays[0].data;
+  if (bytes % width != 0) return false;
+  const int64_t distance = bytes / width;
+  const int64_t gap = distance - run.numel;
+  if (gap < 0 || gap * width > max_gap_bytes) return false;
+  for (size_t k = 0; k < run.arrays.size(); ++k) {
+    const auto& a = run.arrays[k];
+    const auto& b = next.arrays[k];
+    if (a.width != b.width) return false;
+    if (a.width != 0 && b.data - a.data != distance * a.width) return false;
+    if (gap > 0 && a.storage != b.storage) return false;  // what lies between two storages belongs to neither
+  }
+  return true;
+}
+
+}  // namespace
+
+FlatRange::Array array_of(const at::Tensor& tensor) {
+  return {static_cast<char*>(tensor.mutable_data_ptr()), static_cast<int64_t>(tensor.element_size()),
+          tensor.storage().unsafeGetStorageImpl()};
+}
+
+std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t max_gap_bytes) {
+  std::erase_if(ranges, [](const FlatRange& r) { return r.numel == 0; });
+  std::sort(ranges.begin(), ranges.end(),
+            [](const FlatRange& a, const FlatRange& b) { return std::less<>()(a.arrays[0].data, b.arrays[0].data); });
+  std::vector<FlatRange> runs;
+  for (const FlatRange& range : ranges) {
+    if (!runs.empty() && follows(runs.back(), range, max_gap_bytes)) {
+      FlatRange& run = runs.back();
+      run.numel = (range.arrays[0].data - run.arrays[0].data) / run.arrays[0].width + range.numel;
+    } else {
+      runs.push_back(range);
+    }
+  }
+  return runs;
+}
+
+bool has_kernel_dtype(c10::ScalarType type) noexcept {
+  return type == c10::ScalarType::Float || type == c10::ScalarType::Double || type == c10::ScalarType::Half ||
+         type == c10::ScalarType::BFloat16;
+}
+
+kernels::DType kernel_dtype(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Float: return kernels::DType::F32;
+    case c10::ScalarType::Double: return kernels::DType::F64;
+    case c10::ScalarType::Half: return kernels::DType::F16;
+    case c10::ScalarType::BFloat16: return kernels::DType::BF16;
+    default: fail<UsageError>("expected a dtype of float32, float64, float16, bfloat16; got {}", c10::toString(type));
+  }
+}
+
+}  // namespace fsdpp::optim

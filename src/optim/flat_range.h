@@ -1,0 +1,36 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace fsdpp::optim {
+
+/// `numel` elements of up to four arrays that are worked on together (parameter, gradient, first and second moment).
+struct FlatRange {
+  struct Array {
+    char* data = nullptr;
+    int64_t width = 0;              ///< bytes of an element; 0: not used
+    const void* storage = nullptr;  ///< the storage that data points into
+  };
+  std::array<Array, 4> arrays;
+  int64_t numel = 0;
+  std::array<int64_t, 4> kind{};  ///< ranges of different kinds (dtypes, step, …) never join
+  c10::Device device = c10::kCPU;
+};
+
+/// The memory of a non-overlapping, dense tensor.
+[[nodiscard]] FlatRange::Array array_of(const at::Tensor& tensor);
+
+/// Joins ranges that follow each other in all of their arrays, into as few as possible; empty ranges vanish. Up to
+/// `max_gap_bytes` (in the first array) between two ranges are joined over, if the storages of all arrays are the same.
+[[nodiscard]] std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t max_gap_bytes);
+
+/// Whether the kernels know the dtype; and its name there.
+[[nodiscard]] bool has_kernel_dtype(c10::ScalarType type) noexcept;
+[[nodiscard]] kernels::DType kernel_dtype(c10::ScalarType type);
+
+}  // namespace fsdpp::optim
