@@ -43,7 +43,8 @@ int main() {
     optimizer.zero_grad();
     if (step % 10 == 0) {
       torch::NoGradGuard no_grad;
-      std::cout << "step " << step << ", loss over all samples " << torch::mse_loss(net(x), y).item<float>() << std::endl;
+      std::cout << "step " << step << ", loss over all samples " << torch::mse_loss(net(x), y).item<float>()
+                << std::endl;
     }
   }
 }
