@@ -46,6 +46,7 @@ void HostWire::start(const Op& op, uint8_t phase, std::span<const Transfer> tran
     link.transfer = transfers[r];
     link.out = frame_of(op, phase, transfers[r].send_bytes);
     link.sent = link.received = 0;
+    link.listening = link.socket.valid();
   }
 }
 
@@ -72,6 +73,7 @@ bool HostWire::progress(const Op& op) {
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (links_[peer].receiving()) moved |= receive_some(peer, op);
     if (links_[peer].sending()) moved |= send_some(peer, op);
+    if (!links_[peer].receiving() && links_[peer].listening) listen_for_failure(peer);
   }
   return moved;
 }
@@ -122,6 +124,20 @@ void HostWire::check_header(size_t peer, const Op& op) {
                                                       : mismatch_text(comm_, op.sequence, they, theirs, me, mine)};
 }
 
+// A peer whose part is complete may fail while we wait for a third one. Anything else that it sends belongs to its next
+// operation, and if it ends in good order, that is its right.
+void HostWire::listen_for_failure(size_t peer) {
+  Link& link = links_[peer];
+  FrameHeader next;
+  const ssize_t n = ::recv(link.socket.fd(), &next, sizeof next, MSG_PEEK);
+  if (n < 0 && again(errno)) return;
+  if (n == static_cast<ssize_t>(sizeof next) && next.magic == kFrameMagic && next.kind == kFailureFrame) {
+    (void)::recv(link.socket.fd(), &link.in, sizeof link.in, 0);
+    take_failure(peer);
+  }
+  if (n <= 0 || n == static_cast<ssize_t>(sizeof next)) link.listening = false;
+}
+
 void HostWire::take_failure(size_t peer) {
   Link& link = links_[peer];
   std::string text(std::min(link.in.payload, kMaxFailureText), '\0');
@@ -158,7 +174,7 @@ void HostWire::timed_out(const Op& op) {
 void HostWire::wait(Deadline deadline) {
   std::vector<pollfd> entries{{wake_.fd(), POLLIN, 0}};
   for (const Link& link : links_) {
-    const short events = static_cast<short>((link.receiving() ? POLLIN : 0) | (link.sending() ? POLLOUT : 0));
+    const short events = static_cast<short>((link.receiving() || link.listening ? POLLIN : 0) | (link.sending() ? POLLOUT : 0));
     if (events != 0) entries.push_back({link.socket.fd(), events, 0});
   }
   ::poll(entries.data(), entries.size(), poll_ms(deadline));

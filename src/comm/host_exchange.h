@@ -47,8 +47,7 @@ class HostWire {
     FrameHeader out, in;
     Transfer transfer;
     size_t sent = 0, received = 0;  // header and payload together
-    bool peer_failed = false;
-    std::string failure_text;
+    bool listening = false;         // complete on our side, but the peer may still report a failure
 
     [[nodiscard]] size_t send_total() const { return sizeof out + transfer.send_bytes; }
     [[nodiscard]] size_t receive_total() const { return sizeof in + transfer.receive_bytes; }
@@ -61,6 +60,7 @@ class HostWire {
   bool send_some(size_t peer, const Op& op);
   bool receive_some(size_t peer, const Op& op);
   void check_header(size_t peer, const Op& op);
+  void listen_for_failure(size_t peer);
   [[noreturn]] void take_failure(size_t peer);
   [[noreturn]] void closed(size_t peer, const Op& op);
   [[noreturn]] void timed_out(const Op& op);
