@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/enforce.h"
 #include "engine/registry.h"
@@ -93,22 +94,19 @@ std::vector<UnitHandle> units(const torch::nn::Module& module) {
 }
 
 std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module) {
-  std::vector<shard::ShardedParam> all;
+  std::unordered_map<const c10::TensorImpl*, shard::ShardedParam> by_handle;
   for (auto& u : units_below(module))
-    for (auto& p : u->sharded_params()) all.push_back(std::move(p));
+    for (auto& p : u->sharded_params()) {
+      auto* key = p.handle.unsafeGetTensorImpl();
+      by_handle.emplace(key, std::move(p));
+    }
   std::vector<shard::ShardedParam> result;
-  for (auto& named : module.named_parameters(true))
-    for (auto& p : all)
-      if (p.handle.unsafeGetTensorImpl() == named.value().unsafeGetTensorImpl()) {
-        bool listed = std::any_of(result.begin(), result.end(), [&](auto& r) { return r.handle.is_same(p.handle); });
-        if (!listed) result.push_back(p);
-      }
-  for (auto& p : result)
-    for (auto& named : module.named_parameters(true))
-      if (named.value().is_same(p.handle)) {
-        p.name = named.key();
-        break;
-      }
+  for (auto& named : module.named_parameters(true)) {
+    auto node = by_handle.extract(named.value().unsafeGetTensorImpl());
+    if (node.empty()) continue;
+    node.mapped().name = named.key();
+    result.push_back(std::move(node.mapped()));
+  }
   return result;
 }
 

@@ -1,5 +1,6 @@
 #include "engine/autograd_edges.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -30,7 +31,8 @@ struct AfterAccumulate : torch::autograd::PostAccumulateGradHook {
 };
 
 struct BeforeBackward : torch::autograd::FunctionPreHook {
-  explicit BeforeBackward(std::shared_ptr<Unit> u) : unit(std::move(u)) {}
+  explicit BeforeBackward(std::shared_ptr<Unit> u) : unit(std::move(u)) { unit->expect_backward(); }
+  ~BeforeBackward() override { unit->forget_backward(); }
   variable_list operator()(const variable_list& grads) override {
     unit->pre_backward();
     return grads;

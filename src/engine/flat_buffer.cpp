@@ -91,7 +91,7 @@ FlatBuffer::FlatBuffer(const Config& config, std::vector<at::Tensor> handles, st
   with_grad_.assign(handles.size(), false);
   for (size_t i = 0; i < handles.size(); ++i) {
     params_[i].name = std::move(names[i]);
-    params_[i].weak_handle = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(handles[i].getIntrusivePtr());
+    params_[i].weak_handle = WeakHandle(handles[i].getIntrusivePtr());
     params_[i].sizes = handles[i].sizes().vec();
     params_[i].plan_index = i;
   }
@@ -130,9 +130,10 @@ void FlatBuffer::make_views(const std::vector<at::Tensor>& handles) {
       local_view(shard_, p).view({-1}).copy_(source);
     }
     auto local = local_view(shard_, p);
-    p.shard_view = make_guarded_view(shard_.storage(), config_.device, config_.dtype, local.sizes(), local.storage_offset());
-    p.gathered_view = make_guarded_view(c10::Storage(gathered_), config_.device, config_.gathered_dtype, p.sizes, plan_.params[i].offset);
-    at::Tensor(handles[i]).set_data(p.shard_view);
+    p.shard_view = make_guarded_tensor_on(shard_.storage(), config_.dtype, local.sizes(), local.storage_offset());
+    p.gathered_view = make_guarded_tensor_on(c10::Storage(gathered_), config_.gathered_dtype, p.sizes, plan_.params[i].offset);
+    point_handle(handles[i], p.shard_view);
+    torch::autograd::impl::set_grad_accumulator(handles[i], {});
   }
 }
 
@@ -140,7 +141,7 @@ at::Tensor FlatBuffer::local_view(const at::Tensor& flat, const ParamState& para
   auto range = plan_.local_range(param.plan_index, config_.rank);
   auto& placement = plan_.params[param.plan_index];
   int64_t offset = range.size() > 0 ? placement.offset + range.begin - config_.rank * plan_.slice_numel : 0;
-  return flat.narrow(0, offset, range.size()).view(shard::local_sizes(param.sizes, placement.cut, range));
+  return make_tensor_on(flat.storage(), flat.scalar_type(), shard::local_sizes(param.sizes, placement.cut, range), offset);
 }
 
 comm::Ticket FlatBuffer::gather(SlotPool& pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
@@ -177,7 +178,7 @@ void FlatBuffer::adopt_replaced_handles() {
     at::NoGradGuard no_grad;
     ShardAccess access;
     p.shard_view.copy_(handle.detach());
-    handle.set_data(p.shard_view);
+    point_handle(handle, p.shard_view);
   }
 }
 

@@ -18,10 +18,13 @@ struct Node;
 
 namespace fsdpp::engine {
 
+using Handle = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakHandle = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
 /// One parameter of a unit. The handle (the user's tensor) is held weakly: parameters own their unit, see autograd_edges.h.
 struct ParamState {
   std::string name;                  ///< fully qualified below the root once that is known
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak_handle;
+  WeakHandle weak_handle{Handle()};
   std::vector<int64_t> sizes;        ///< global shape
   size_t plan_index = 0;
   at::Tensor shard_view;             ///< local shard, view of the shard buffer, original dtype

@@ -149,7 +149,7 @@ void Unit::show() {
   std::exchange(gather_ticket_, comm::Ticket()).wait(context_->compute_stream());
   for (auto& b : buffers_)
     for (auto& p : b->params())
-      if (auto h = p.handle(); h.defined()) h.set_data(p.gathered_view);
+      if (auto h = p.handle(); h.defined()) point_handle(h, p.gathered_view);
   state_ = UnitState::Shown;
 }
 
@@ -157,7 +157,7 @@ void Unit::hide() {
   if (state_ != UnitState::Shown) return;
   for (auto& b : buffers_)
     for (auto& p : b->params())
-      if (auto h = p.handle(); h.defined()) h.set_data(p.shard_view);
+      if (auto h = p.handle(); h.defined()) point_handle(h, p.shard_view);
   state_ = UnitState::Cached;
 }
 

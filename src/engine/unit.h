@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -71,6 +72,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void borrow(std::weak_ptr<Unit> owner) { borrowed_.push_back(std::move(owner)); }
 
   // -- backward --------------------------------------------------------------------------------------------------------
+  /// A graph holds an output of this unit, or has let go of it. When the last one goes, nobody will come back for memory that
+  /// was kept for backward, and it is given back.
+  void expect_backward() noexcept { ++awaited_outputs_; }
+  void forget_backward() noexcept;
   void pre_backward();
   void before_accumulate(FlatBuffer& buffer, size_t param);
   void after_accumulate(FlatBuffer& buffer, size_t param);
@@ -122,6 +127,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool requires_gradient_sync_ = true, reshard_after_backward_ = true;
   int backward_task_ = -1;       ///< autograd's graph task that is in this unit's backward
   int64_t expected_grads_ = 0, seen_grads_ = 0;
+  std::atomic<int64_t> awaited_outputs_{0};  ///< outputs whose graphs are alive
   int64_t post_forward_index_ = -1;  ///< where CommContext::record_post_forward put it last
   UnitStats stats_;
 };

@@ -1,7 +1,9 @@
+#include <ATen/ops/add.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "engine/unit.h"
+#include "engine/use_guard.h"
 #include "fsdpp/trace/scope.h"
 
 namespace fsdpp::engine {
@@ -13,6 +15,14 @@ void Unit::begin_backward(int task) {
   for (auto& b : buffers_)
     for (auto& p : b->params()) expected_grads_ += p.accumulator.expired() ? 0 : 1;
   context_->touch(shared_from_this());
+}
+
+void Unit::forget_backward() noexcept {
+  if (--awaited_outputs_ > 0 || in_backward() || state_ != UnitState::Cached) return;
+  try {
+    reshard();
+  } catch (...) {  // a lost device: the memory goes with the pool
+  }
 }
 
 void Unit::pre_backward() {
@@ -30,15 +40,19 @@ void Unit::pre_backward() {
 void Unit::before_accumulate(FlatBuffer& buffer, size_t param) {
   if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
   auto& p = buffer.params()[param];
+  auto handle = p.handle();
+  if (state_ != UnitState::Shown) point_handle(handle, p.gathered_view);  // accumulation reads its shape only
   if (p.grad_put_aside) return;
   p.grad_put_aside = true;
-  p.sharded_grad = std::exchange(p.handle().mutable_grad(), at::Tensor());
+  p.sharded_grad = std::exchange(handle.mutable_grad(), at::Tensor());
 }
 
 void Unit::after_accumulate(FlatBuffer& buffer, size_t param) {
   auto& p = buffer.params()[param];
-  auto grad = std::exchange(p.handle().mutable_grad(), at::Tensor());
-  p.unsharded_grad = p.unsharded_grad.defined() ? p.unsharded_grad + grad : grad;
+  auto handle = p.handle();
+  if (state_ != UnitState::Shown) point_handle(handle, p.shard_view);
+  auto grad = std::exchange(handle.mutable_grad(), at::Tensor());
+  p.unsharded_grad = p.unsharded_grad.defined() ? p.unsharded_grad.add(grad) : grad;
   if (++seen_grads_ == expected_grads_) post_backward();
 }
 

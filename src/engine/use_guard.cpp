@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 #include <shared_mutex>
@@ -50,8 +51,12 @@ bool is_forward_op(std::string_view name) {
   return false;
 }
 
-bool records_graph(const at::Tensor& t, std::string_view op) {
-  return c10::GradMode::is_enabled() && t.requires_grad() && op != "aten::detach" && op != "aten::alias";
+bool records_graph(const at::Tensor& t, const c10::OperatorHandle& op) {
+  if (!c10::GradMode::is_enabled() || !t.requires_grad()) return false;
+  std::string_view name = op.operator_name().name;
+  if (name == "aten::detach" || name == "aten::alias" || name == "aten::requires_grad_") return false;
+  const auto& returns = op.schema().returns();
+  return std::any_of(returns.begin(), returns.end(), [](auto& r) { return r.type()->kind() != c10::TypeKind::BoolType; });
 }
 
 void check_use(const at::Tensor& t, const c10::OperatorHandle& op) {
@@ -66,7 +71,7 @@ void check_use(const at::Tensor& t, const c10::OperatorHandle& op) {
     fail<UsageError>("{} was called with a view of a parameter of unit '{}' whose gathered memory has been given back. Views of "
                      "a parameter are valid until its module's forward returns. Try: clone() the view, or unshard() the unit.",
                      name, unit->name());
-  if (is_forward_op(name) || records_graph(t, name))
+  if (is_forward_op(name) || records_graph(t, op))
     fail<UsageError>("{} was called with parameter '{}' while it is sharded: expected it inside a call of its module through "
                      "the holder, got it outside. Try: call module(x), not module->forward(x) (declare the module with "
                      "FSDPP_MODULE or call it by fsdpp::call), or unshard() the unit first; to work on the local shard use "
@@ -93,16 +98,29 @@ void guard_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   op.redispatchBoxed(keys & kBelow, stack);
 }
 
+c10::DispatchKey backend_of(const c10::Storage& storage) {
+  return storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+}
+
+at::Tensor make_on(const c10::Storage& storage, c10::ScalarType dtype, at::IntArrayRef sizes, int64_t offset, c10::DispatchKeySet keys) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, caffe2::TypeMeta::fromScalarType(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
+  return tensor;
+}
+
 }  // namespace
 
-at::Tensor make_guarded_view(const c10::Storage& storage, c10::Device device, c10::ScalarType dtype, at::IntArrayRef sizes,
-                             int64_t storage_offset) {
-  auto backend = device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet({backend, kKey}),
-                                                         caffe2::TypeMeta::fromScalarType(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  tensor.unsafeGetTensorImpl()->set_storage_offset(storage_offset);
-  return tensor;
+at::Tensor make_tensor_on(const c10::Storage& storage, c10::ScalarType dtype, at::IntArrayRef sizes, int64_t storage_offset) {
+  return make_on(storage, dtype, sizes, storage_offset, c10::DispatchKeySet(backend_of(storage)));
+}
+
+at::Tensor make_guarded_tensor_on(const c10::Storage& storage, c10::ScalarType dtype, at::IntArrayRef sizes, int64_t storage_offset) {
+  return make_on(storage, dtype, sizes, storage_offset, c10::DispatchKeySet({backend_of(storage), kKey}));
+}
+
+void point_handle(const at::Tensor& handle, const at::Tensor& view) {
+  handle.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
 }
 
 void guard_storage(const void* storage, std::weak_ptr<Unit> unit) {

@@ -14,9 +14,15 @@ class Unit;
 ///  - outside turns the use of a sharded parameter in a computation into an error that says what to do.
 /// The key is DeferredInit: reserved by LibTorch for code outside its tree and above autograd.
 
-/// A tensor on `storage` that carries the guard's key.
-[[nodiscard]] at::Tensor make_guarded_view(const c10::Storage& storage, c10::Device device, c10::ScalarType dtype,
-                                           at::IntArrayRef sizes, int64_t storage_offset);
+/// A contiguous tensor on `storage` at an element offset; no view in autograd's sense (detach_ works on it).
+[[nodiscard]] at::Tensor make_tensor_on(const c10::Storage& storage, c10::ScalarType dtype, at::IntArrayRef sizes, int64_t storage_offset);
+/// The same, carrying the guard's key.
+[[nodiscard]] at::Tensor make_guarded_tensor_on(const c10::Storage& storage, c10::ScalarType dtype, at::IntArrayRef sizes,
+                                                int64_t storage_offset);
+
+/// Makes `handle` show `view`: what set_data does, without its dispatch and its reset of the gradient accumulator, which the
+/// engine keeps itself.
+void point_handle(const at::Tensor& handle, const at::Tensor& view);
 
 /// Tells the guard which unit a storage belongs to, and forgets it.
 void guard_storage(const void* storage, std::weak_ptr<Unit> unit);

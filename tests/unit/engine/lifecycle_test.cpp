@@ -1,0 +1,248 @@
+// Orders of forward and backward that people use: values as in plain training, units sharded afterwards.
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "support/tiny_models.h"
+
+namespace fsdpp::testing {
+namespace {
+
+using comm::Mesh;
+using comm::run_local_world;
+using comm::World;
+
+// w2 · w1 · x with each weight a unit.
+struct MatImpl : torch::nn::Module {
+  explicit MatImpl(at::Tensor value) { w = register_parameter("w", std::move(value)); }
+  at::Tensor forward(const at::Tensor& x) { return at::mv(w, x); }
+  at::Tensor w;
+};
+FSDPP_MODULE(Mat);
+struct PairImpl : torch::nn::Module {
+  PairImpl() {
+    first = register_module("first", Mat(at::eye(2)));
+    second = register_module("second", Mat(at::eye(2)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(first(x)); }
+  Mat first{nullptr}, second{nullptr};
+};
+FSDPP_MODULE(Pair);
+
+struct Vec : torch::nn::Module {
+  explicit Vec(int64_t n, c10::ScalarType dtype = at::kFloat) { w = register_parameter("w", at::ones({n}, dtype)); }
+  at::Tensor forward() { return w.sum(); }
+  at::Tensor w;
+};
+
+class Lifecycle : public ::testing::TestWithParam<int> {
+ protected:
+  static void each_rank(const std::function<void(std::shared_ptr<World>)>& body) { run_local_world(GetParam(), body); }
+  static double mean_weight() { return (GetParam() + 1) / 2.0; }  // mean of r + 1
+};
+
+at::Tensor full_grad(const at::Tensor& p) { return shard::full_tensor(sharding_of(p), p.grad()); }
+
+void expect_all(const at::Tensor& t, double value) {
+  EXPECT_TRUE(at::allclose(t, at::full_like(t, value), 1e-6, 1e-6)) << t << " expected " << value;
+}
+
+TEST_P(Lifecycle, TwoForwardsThenTwoBackwardsInEitherOrderOrAsOne) {
+  for (int order = 0; order < 3; ++order)
+    each_rank([&](std::shared_ptr<World> world) {
+      auto mesh = Mesh::shard(world);
+      Pair pair;
+      for (auto& m : {pair->first, pair->second}) fully_shard(m, mesh);
+      fully_shard(pair, mesh);
+      double k = world->rank() + 1;
+      auto a = pair(at::tensor({k, 0.0}).to(at::kFloat)).sum(), b = pair(at::tensor({0.0, k}).to(at::kFloat)).sum();
+      if (order == 0) a.backward(), b.backward();
+      if (order == 1) b.backward(), a.backward();
+      if (order == 2) (a + b).backward();
+      for (auto& u : units(*pair)) EXPECT_TRUE(u.is_sharded());
+      for (auto& p : pair->parameters()) expect_all(full_grad(p), mean_weight());
+    });
+}
+
+TEST_P(Lifecycle, EvaluationBetweenStepsSeesTheNewWeights) {
+  for (bool reshard : {false, true})
+    each_rank([&](std::shared_ptr<World> world) {
+      auto m = std::make_shared<Vec>(4);
+      FullyShardOptions options{.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}, .reshard_after_forward = reshard};
+      auto unit = fully_shard(m, Mesh::shard(world), options);
+      torch::optim::SGD sgd(m->parameters(), torch::optim::SGDOptions(0.5));
+      double expected = 1;
+      auto step = [&] {
+        sgd.zero_grad();
+        (call(*m) * (world->rank() + 1)).backward();
+        sgd.step();
+        expected -= 0.5 * mean_weight();
+      };
+      auto eval = [&] {
+        at::NoGradGuard no_grad;
+        return call(*m).item<double>();
+      };
+      step();
+      expect_all(full_tensor(m->w), expected);
+      EXPECT_EQ(eval(), 4 * at::scalar_tensor(expected).to(at::kBFloat16).item<double>());
+      step();
+      expect_all(full_tensor(m->w), expected);
+      EXPECT_EQ(eval(), 4 * at::scalar_tensor(expected).to(at::kBFloat16).item<double>());
+      sgd.zero_grad();
+      (void)(call(*m) * 1.0);  // a training forward without backward
+      (void)eval();
+      (call(*m) * (world->rank() + 1)).backward();
+      expect_all(full_grad(m->w), mean_weight());
+    });
+}
+
+// The loss does not use what forward returned, so no output hook fires.
+struct AsideImpl : torch::nn::Module {
+  AsideImpl() {
+    w1 = register_parameter("w1", at::eye(2));
+    w2 = register_parameter("w2", at::eye(2));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    kept = at::mv(w1, x);
+    return at::mv(w2, kept);
+  }
+  at::Tensor w1, w2, kept;
+};
+FSDPP_MODULE(Aside);
+
+TEST_P(Lifecycle, LossFromATensorThatForwardKeptAside) {
+  for (auto dtype : {std::optional<c10::ScalarType>{}, std::optional<c10::ScalarType>{at::kBFloat16}})
+    each_rank([&](std::shared_ptr<World> world) {
+      Aside m;
+      auto unit = fully_shard(m, Mesh::shard(world), {.mp_policy = {.param_dtype = dtype, .reduce_dtype = at::kFloat}, .reshard_after_forward = true});
+      for (int step = 0; step < 2; ++step) {
+        auto x = (at::tensor({1.0, 2.0}).to(at::kFloat) * (world->rank() + 1)).requires_grad_();
+        (void)m(x);
+        m->kept.sum().backward();
+        EXPECT_TRUE(at::equal(x.grad(), at::ones({2})));
+      }
+      auto k = 2 * mean_weight();
+      EXPECT_TRUE(at::equal(full_grad(m->w1), at::tensor({k, 2 * k, k, 2 * k}).to(at::kFloat).view({2, 2})));
+      EXPECT_FALSE(m->w2.grad().defined());
+      EXPECT_TRUE(unit.is_sharded());
+    });
+}
+
+TEST_P(Lifecycle, BackwardTwiceOverAKeptGraphAddsUp) {
+  each_rank([&](std::shared_ptr<World> world) {
+    auto m = std::make_shared<Vec>(4);
+    fully_shard(m, Mesh::shard(world));
+    auto loss = call(*m) * (world->rank() + 1);
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    expect_all(full_grad(m->w), 2 * mean_weight());
+  });
+}
+
+TEST_P(Lifecycle, UnitsThatBackwardDoesNotReachGetNoGradientAndAreSharded) {
+  each_rank([&](std::shared_ptr<World> world) {
+    auto mesh = Mesh::shard(world);
+    auto a = std::make_shared<Vec>(4), b = std::make_shared<Vec>(4);
+    auto ua = fully_shard(a, mesh), ub = fully_shard(b, mesh);
+    torch::optim::AdamW adamw({a->w, b->w}, torch::optim::AdamWOptions(0.1).weight_decay(0.5));
+    auto before = full_tensor(b->w);
+    {
+      auto x = call(*a), y = call(*b);
+      (x * (world->rank() + 1)).backward();
+      EXPECT_FALSE(ub.is_sharded());  // y may still be asked for
+    }
+    adamw.step();
+    EXPECT_FALSE(b->w.grad().defined());
+    EXPECT_TRUE(at::equal(full_tensor(b->w), before));
+    EXPECT_FALSE(at::equal(full_tensor(a->w), before));
+    EXPECT_TRUE(ua.is_sharded());
+    EXPECT_TRUE(ub.is_sharded());
+    adamw.zero_grad();
+    auto input = at::ones({1}).requires_grad_();
+    (void)call(*a), (void)call(*b);
+    input.sum().backward();  // nothing of the model
+    EXPECT_TRUE(ua.is_sharded());
+    EXPECT_FALSE(a->w.grad().defined());
+  });
+}
+
+// One module called twice in a forward.
+struct TwiceImpl : torch::nn::Module {
+  TwiceImpl() { inner = register_module("inner", TinyBlock(7)); }
+  at::Tensor forward(const at::Tensor& x) { return inner(inner(x)); }
+  TinyBlock inner{nullptr};
+};
+FSDPP_MODULE(Twice);
+
+TEST_P(Lifecycle, ModuleCalledTwiceGetsTheSumOfBothGradients) {
+  std::vector<at::Tensor> want;
+  {
+    Twice plain;
+    fill_parameters(*plain, 5);
+    for (int r = 0; r < GetParam(); ++r) (plain(at::full({2, 7}, r + 1.0) + at::arange(7)).square().mean() / GetParam()).backward();
+    for (auto& p : plain->parameters()) want.push_back(p.grad().clone());
+  }
+  each_rank([&](std::shared_ptr<World> world) {
+    auto mesh = Mesh::shard(world);
+    Twice m;
+    fill_parameters(*m, 5);
+    auto unit = fully_shard(m->inner, mesh);
+    fully_shard(m, mesh);
+    m(at::full({2, 7}, world->rank() + 1.0) + at::arange(7)).square().mean().backward();
+    auto params = m->parameters();
+    for (size_t i = 0; i < params.size(); ++i) EXPECT_LT(relative_error(full_grad(params[i]), want[i]), 1e-6);
+    EXPECT_EQ(unit.stats().reduces, 1);
+    EXPECT_TRUE(unit.is_sharded());
+  });
+}
+
+TEST_P(Lifecycle, GradientsThatTheUserKeepsAreNotOverwritten) {
+  each_rank([&](std::shared_ptr<World> world) {
+    auto m = std::make_shared<Vec>(5);
+    fully_shard(m, Mesh::shard(world));
+    (call(*m) * 2.0).backward();
+    auto kept = m->w.grad();
+    m->w.mutable_grad() = at::Tensor();
+    (call(*m) * 3.0).backward();
+    EXPECT_TRUE(at::equal(kept, at::full_like(kept, 2.0)));
+    EXPECT_TRUE(at::equal(m->w.grad(), at::full_like(kept, 3.0)));
+  });
+}
+
+TEST_P(Lifecycle, ModelThatIsDroppedGivesItsMemoryBack) {
+  each_rank([&](std::shared_ptr<World> world) {
+    auto mesh = Mesh::shard(world);
+    auto net = make_tiny_net();
+    shard_tiny_net(net, mesh);
+    auto ids = tokens(world->rank());
+    auto loss = token_loss(net(ids), ids);
+    loss.backward();
+    auto unit = unit_of(*net->blocks[0]);
+    net = TinyNet(nullptr);
+    loss = at::Tensor();
+    EXPECT_THROW((void)unit.stats(), UsageError);
+  });
+}
+
+TEST_P(Lifecycle, ExplicitUnshardShowsTheFullParameterUntilReshard) {
+  each_rank([&](std::shared_ptr<World> world) {
+    torch::nn::Linear layer(3, 5);
+    fill_parameters(*layer, 3);
+    auto want = layer->weight.detach().clone();
+    auto unit = fully_shard(layer, Mesh::shard(world));
+    for (bool async : {false, true}) {
+      unit.unshard(async);
+      if (async) unit.wait_unshard();
+      at::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(layer->weight.detach(), want));
+      unit.reshard();
+      EXPECT_TRUE(unit.is_sharded());
+    }
+    EXPECT_TRUE(at::equal(full_tensor(layer->weight), want));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Lifecycle, ::testing::Values(1, 2, 3));
+
+}  // namespace
+}  // namespace fsdpp::testing

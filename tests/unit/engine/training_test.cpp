@@ -1,0 +1,236 @@
+// Sharded training against plain training of the same model on the union of the ranks' batches.
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "support/tiny_models.h"
+
+namespace fsdpp::testing {
+namespace {
+
+using comm::Mesh;
+using comm::run_local_world;
+using comm::World;
+
+struct Trained {
+  std::vector<double> losses;        // mean over ranks, per step
+  std::vector<at::Tensor> weights;   // full, in parameters() order
+};
+
+Trained train_plain(int world, int steps, double lr) {
+  auto net = make_tiny_net();
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(lr));
+  Trained result;
+  for (int s = 0; s < steps; ++s) {
+    optimizer.zero_grad();
+    at::Tensor loss;
+    for (int r = 0; r < world; ++r) {
+      auto ids = tokens(100 * s + r);
+      auto part = token_loss(net(ids), ids.flip(0)) / world;
+      loss = loss.defined() ? loss + part : part;
+    }
+    loss.backward();
+    optimizer.step();
+    result.losses.push_back(loss.item<double>());
+  }
+  for (auto& p : net->parameters()) result.weights.push_back(p.detach().clone());
+  return result;
+}
+
+struct Setting {
+  int world = 1;
+  FullyShardOptions block, root;
+  bool optimizer_before = false;
+  comm::LocalWorldOptions world_options;
+};
+
+Trained train_sharded(const Setting& setting, int steps, double lr) {
+  Trained result;
+  std::mutex mutex;
+  std::vector<std::vector<double>> losses(setting.world);
+  run_local_world(setting.world, [&](std::shared_ptr<World> world) {
+    ASSERT_EQ(world->size(), setting.world);
+    auto mesh = Mesh::shard(world);
+    auto net = make_tiny_net();
+    std::unique_ptr<torch::optim::AdamW> optimizer;
+    auto build = [&] { optimizer = std::make_unique<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(lr)); };
+    if (setting.optimizer_before) build();
+    shard_tiny_net(net, mesh, setting.block, setting.root);
+    if (!setting.optimizer_before) build();
+    for (int s = 0; s < steps; ++s) {
+      optimizer->zero_grad();
+      auto ids = tokens(100 * s + world->rank());
+      auto loss = token_loss(net(ids), ids.flip(0));
+      loss.backward();
+      optimizer->step();
+      losses[world->rank()].push_back(loss.item<double>());
+      for (auto& u : units(*net)) EXPECT_TRUE(u.is_sharded());
+    }
+    std::vector<at::Tensor> full;
+    for (auto& p : net->parameters()) full.push_back(full_tensor(p));
+    std::lock_guard lock(mutex);
+    if (world->rank() == 0) result.weights = full;
+  }, setting.world_options);
+  for (int s = 0; s < steps; ++s) {
+    double mean = 0;
+    for (auto& l : losses) mean += l[s] / setting.world;
+    result.losses.push_back(mean);
+  }
+  return result;
+}
+
+void expect_close(const Trained& got, const Trained& want, double tolerance) {
+  ASSERT_EQ(got.losses.size(), want.losses.size());
+  for (size_t s = 0; s < want.losses.size(); ++s) EXPECT_NEAR(got.losses[s], want.losses[s], tolerance * want.losses[s]) << "step " << s;
+  ASSERT_EQ(got.weights.size(), want.weights.size());
+  for (size_t i = 0; i < want.weights.size(); ++i) EXPECT_LT(relative_error(got.weights[i], want.weights[i]), tolerance) << "parameter " << i;
+}
+
+class Training : public ::testing::TestWithParam<int> {};
+
+TEST_P(Training, EqualsPlainTrainingForEveryReshardChoice) {
+  auto want = train_plain(GetParam(), 4, 1e-2);
+  for (auto reshard : {std::optional<bool>{}, std::optional<bool>{true}, std::optional<bool>{false}}) {
+    Setting setting{.world = GetParam()};
+    setting.block.reshard_after_forward = reshard;
+    setting.root.reshard_after_forward = reshard;
+    expect_close(train_sharded(setting, 4, 1e-2), want, 1e-5);
+  }
+}
+
+TEST_P(Training, OptimizerBuiltBeforeShardingTrainsAsWell) {
+  Setting setting{.world = GetParam(), .optimizer_before = true};
+  expect_close(train_sharded(setting, 4, 1e-2), train_plain(GetParam(), 4, 1e-2), 1e-5);
+}
+
+TEST_P(Training, DelaysBeforeCollectivesChangeNothing) {
+  Setting plain{.world = GetParam()};
+  auto want = train_sharded(plain, 3, 1e-2);
+  for (std::string slow : {"all_gather", "reduce_scatter"}) {
+    Setting setting{.world = GetParam()};
+    setting.world_options.on_operation = [&](const comm::OperationEvent& e) {
+      if (e.op == slow && (e.rank + e.sequence) % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      return comm::Fault::None;
+    };
+    auto got = train_sharded(setting, 3, 1e-2);
+    EXPECT_EQ(got.losses, want.losses) << slow;
+    for (size_t i = 0; i < want.weights.size(); ++i) EXPECT_TRUE(at::equal(got.weights[i], want.weights[i])) << slow << " parameter " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Training, ::testing::Values(1, 2, 3, 4));
+
+TEST(TrainingOnOneRank, IsBitEqualToPlainTraining) {
+  auto want = train_plain(1, 5, 1e-2);
+  auto got = train_sharded({.world = 1}, 5, 1e-2);
+  EXPECT_EQ(got.losses, want.losses);
+  for (size_t i = 0; i < want.weights.size(); ++i) EXPECT_TRUE(at::equal(got.weights[i], want.weights[i])) << "parameter " << i;
+}
+
+TEST(Training, CheckerSeesAWrongWeight) {
+  auto want = train_plain(2, 2, 1e-2);
+  auto wrong = want;
+  wrong.weights[1] = want.weights[1] * 1.001;
+  EXPECT_GT(relative_error(wrong.weights[1], want.weights[1]), 1e-5);
+}
+
+// bf16 compute with fp32 reduction against the same arithmetic written out by hand.
+TEST(MixedPrecision, GradientsEqualAHandMadeReference) {
+  constexpr int kWorld = 2;
+  std::vector<at::Tensor> want;
+  {
+    auto master = make_tiny_net();
+    for (auto& p : master->parameters()) want.push_back(at::zeros_like(p, at::kFloat));
+    for (int r = 0; r < kWorld; ++r) {
+      auto net = make_tiny_net();
+      net->to(at::kBFloat16);
+      auto ids = tokens(r);
+      token_loss(net(ids), ids.flip(0)).backward();
+      auto params = net->parameters();
+      for (size_t i = 0; i < params.size(); ++i) want[i] += params[i].grad().to(at::kFloat) / kWorld;
+    }
+  }
+  run_local_world(kWorld, [&](std::shared_ptr<World> world) {
+    auto net = make_tiny_net();
+    FullyShardOptions options{.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
+    shard_tiny_net(net, Mesh::shard(world), options, options);
+    auto ids = tokens(world->rank());
+    auto logits = net(ids);
+    EXPECT_EQ(logits.scalar_type(), at::kBFloat16);
+    token_loss(logits, ids.flip(0)).backward();
+    auto params = net->parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      EXPECT_EQ(params[i].scalar_type(), at::kFloat);
+      ASSERT_TRUE(params[i].grad().defined());
+      auto full = shard::full_tensor(sharding_of(params[i]), params[i].grad());
+      EXPECT_TRUE(at::equal(full, want[i])) << "parameter " << i << " error " << relative_error(full, want[i]);
+    }
+  });
+}
+
+TEST(Counts, CollectivesPerStepAreExact) {
+  for (auto reshard : {std::optional<bool>{}, std::optional<bool>{true}, std::optional<bool>{false}}) {
+    run_local_world(2, [&](std::shared_ptr<World> world) {
+      auto net = make_tiny_net();
+      FullyShardOptions options{.reshard_after_forward = reshard};
+      shard_tiny_net(net, Mesh::shard(world), options, options);
+      for (int step = 0; step < 3; ++step) {
+        for (auto& u : units(*net)) u.reset_stats();
+        auto ids = tokens(world->rank());
+        token_loss(net(ids), ids).backward();
+        int64_t forward = 0, backward = 0, reduces = 0;
+        for (auto& u : units(*net)) {
+          auto s = u.stats();
+          forward += s.forward_gathers, backward += s.backward_gathers, reduces += s.reduces;
+        }
+        EXPECT_EQ(forward, 4);  // 3 blocks and the root
+        EXPECT_EQ(backward, !reshard ? 3 : *reshard ? 4 : 0);
+        EXPECT_EQ(reduces, 4);
+      }
+    });
+  }
+}
+
+TEST(Accumulation, WithoutSyncEqualsOneLargeBatch) {
+  constexpr int kWorld = 2, kMicro = 3;
+  auto run = [&](bool sync_each) {
+    std::vector<at::Tensor> grads;
+    int64_t reduces = 0;
+    run_local_world(kWorld, [&](std::shared_ptr<World> world) {
+      auto net = make_tiny_net();
+      shard_tiny_net(net, Mesh::shard(world));
+      auto root = unit_of(*net);
+      for (int k = 0; k < kMicro; ++k) {
+        root.set_requires_gradient_sync(sync_each || k == kMicro - 1);
+        auto ids = tokens(10 * k + world->rank());
+        (token_loss(net(ids), ids) / kMicro).backward();
+      }
+      std::vector<at::Tensor> full;
+      for (auto& p : net->parameters()) full.push_back(shard::full_tensor(sharding_of(p), p.grad()));
+      if (world->rank() == 0) {
+        grads = full;
+        for (auto& u : units(*net)) reduces += u.stats().reduces;
+      }
+    });
+    EXPECT_EQ(reduces, sync_each ? 4 * kMicro : 4);
+    return grads;
+  };
+  auto plain = make_tiny_net();
+  for (int k = 0; k < kMicro; ++k)
+    for (int r = 0; r < kWorld; ++r) {
+      auto ids = tokens(10 * k + r);
+      (token_loss(plain(ids), ids) / kMicro / kWorld).backward();
+    }
+  auto params = plain->parameters();
+  for (bool sync_each : {true, false}) {
+    auto grads = run(sync_each);
+    for (size_t i = 0; i < params.size(); ++i) EXPECT_LT(relative_error(grads[i], params[i].grad()), 1e-6) << "parameter " << i;
+  }
+}
+
+}  // namespace
+}  // namespace fsdpp::testing
