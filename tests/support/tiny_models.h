@@ -9,7 +9,7 @@
 
 #include "fsdpp/api/fully_shard.h"
 
-namespace fsdpp::testing {
+namespace fsdpp::test {
 
 /// x + down(gelu(up(norm · x))): sizes that no world size divides.
 struct TinyBlockImpl : torch::nn::Module {
@@ -77,4 +77,4 @@ inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
   return ((x - y).norm() / (y.norm() + 1e-30)).item<double>();
 }
 
-}  // namespace fsdpp::testing
+}  // namespace fsdpp::test

@@ -5,7 +5,7 @@
 
 #include "support/tiny_models.h"
 
-namespace fsdpp::testing {
+namespace fsdpp::test {
 namespace {
 
 using comm::Mesh;
@@ -245,4 +245,4 @@ TEST_P(Lifecycle, ExplicitUnshardShowsTheFullParameterUntilReshard) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Lifecycle, ::testing::Values(1, 2, 3));
 
 }  // namespace
-}  // namespace fsdpp::testing
+}  // namespace fsdpp::test

@@ -5,7 +5,7 @@
 
 #include "support/tiny_models.h"
 
-namespace fsdpp::testing {
+namespace fsdpp::test {
 namespace {
 
 using ::testing::AllOf;
@@ -114,4 +114,4 @@ TEST_P(Misuse, ViewOfAGatheredParameterThatOutlivesForwardIsAnError) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Misuse, ::testing::Values(1, 2, 3));
 
 }  // namespace
-}  // namespace fsdpp::testing
+}  // namespace fsdpp::test

@@ -9,7 +9,7 @@
 
 #include "support/tiny_models.h"
 
-namespace fsdpp::testing {
+namespace fsdpp::test {
 namespace {
 
 using comm::Mesh;
@@ -233,4 +233,4 @@ TEST(Accumulation, WithoutSyncEqualsOneLargeBatch) {
 }
 
 }  // namespace
-}  // namespace fsdpp::testing
+}  // namespace fsdpp::test

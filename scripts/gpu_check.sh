@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# On a machine with a GPU: builds with CUDA, runs the GPU tests (one rank, then several NCCL ranks on the one GPU), memcheck on
+# a short run, and times minillm beside PyTorch FSDP2 in the same run. Ends with a short table. Full logs in OUT (default gpu-out/).
+# Parts: build tests sanitizer host speed (default: all). Usage: scripts/gpu_check.sh [PART…]
+set -uo pipefail
+cd "$(dirname "$0")/.."
+OUT=${OUT:-$PWD/gpu-out}
+mkdir -p "$OUT"
+BUILD=${BUILD:-$PWD/build-gpu}
+parts=${*:-build tests sanitizer host speed}
+table=()
+has() { [[ " $parts " == *" $1 "* ]]; }
+note() { table+=("$(printf '%-58s %s' "$1" "$2")"); }
+check() { # check NAME SECONDS COMMAND…: one row of the table, log under OUT
+  local name=$1 limit=$2 log
+  log="$OUT/${name//[^A-Za-z0-9_.-]/_}.log"
+  shift 2
+  local start=$SECONDS
+  if timeout -k 5 "$limit" "$@" >"$log" 2>&1; then note "$name" "ok, $((SECONDS - start)) s"; else
+    note "$name" "FAILED ($?), $((SECONDS - start)) s"
+    echo "--- $name"; tail -n 25 "$log"
+  fi
+}
+run=$BUILD/bin/fsdpp-run
+export OMP_NUM_THREADS=2
+
+if has build; then
+  { cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFSDPP_WITH_CUDA=ON -DFSDPP_BUILD_TESTS=ON &&
+    cmake --build "$BUILD" --parallel "$(nproc)"; } >"$OUT/build.log" 2>&1 || { grep -E 'error|Error' -A5 "$OUT/build.log" | head -60; exit 1; }
+  note build ok
+fi
+if has tests; then
+  check kernels_gpu_test 120 "$BUILD/bin/kernels_gpu_test"
+  for n in 1 2 4; do
+    check "nccl conformance, $n ranks on one GPU" 150 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
+      "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/comm_conformance_nccl_test"
+    check "training, $n ranks on one GPU, sleeps on streams" 200 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
+      "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/dist_training_test"
+  done
+fi
+small="--dim 256 --layers 4 --heads 4 --vocab 1024 --batch 2 --seq 128 --steps 4"
+if has sanitizer; then
+  check "compute-sanitizer memcheck, minillm" 200 compute-sanitizer --tool memcheck --error-exitcode 9 \
+    "$BUILD/bin/minillm" --device cuda $small --data synthetic
+fi
+if has host; then
+  check bench_host 100 "$BUILD/bin/bench_host" --device cuda
+  cat "$OUT/bench_host.log"
+fi
+if has speed; then
+  check "minillm, seed shape" 120 "$BUILD/bin/minillm" --device cuda --steps 16 --data synthetic --metrics "$OUT/minillm.jsonl"
+  check "peer FSDP2, seed shape" 120 torchrun --nproc_per_node=1 benchmarks/peers/fsdp2_minillm.py --steps 16
+  check "peer FSDP2 fused AdamW" 120 torchrun --nproc_per_node=1 benchmarks/peers/fsdp2_minillm.py --steps 16 --fused
+  tail -n 4 "$OUT/minillm__seed_shape.log"
+  grep -h step_ms "$OUT"/peer*.log
+fi
+printf '%s\n' "${table[@]}" | tee "$OUT/table.txt"
