@@ -6,8 +6,6 @@
 namespace fsdpp::kernels {
 namespace {
 
-constexpr int kVec = 4;
-
 template <class P, class G>
 struct Pointers {
   using C = typename ComputeType<P>::type;
@@ -17,6 +15,7 @@ struct Pointers {
   C* exp_avg_sq;
   void* copy;
   DType copy_dtype;
+  static constexpr int kVec = vec_length<P, G, C>();
   int64_t numel;
   int64_t head;     // elements before the first vector
   int64_t vectors;  // 0 when the pointers are not aligned alike
@@ -76,14 +75,15 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Pointers<P, G> t, AdamW
   const C grad_scale = grad_scale_device == nullptr ? s.grad_scale : s.grad_scale * static_cast<C>(*grad_scale_device);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  constexpr int kVec = Pointers<P, G>::kVec;
   for (int64_t k = first; k < t.vectors; k += stride) update_at<kVec>(t, t.head + k * kVec, s, grad_scale);
   const int64_t body = t.vectors * kVec;
   for (int64_t k = first; k < t.numel - body; k += stride) update_at<1>(t, k < t.head ? k : k + body, s, grad_scale);
 }
 
-bool copy_is_aligned(const AdamWArgs& a, int64_t head) {
+bool copy_is_aligned(const AdamWArgs& a, int64_t head, int length) {
   if (a.param_copy == nullptr) return true;
-  const size_t bytes = size_of(a.copy_dtype) * kVec;
+  const size_t bytes = size_of(a.copy_dtype) * static_cast<size_t>(length);
   const auto address = reinterpret_cast<uintptr_t>(a.param_copy) + static_cast<uintptr_t>(head) * size_of(a.copy_dtype);
   return address % (bytes < 16 ? bytes : 16) == 0;
 }
@@ -91,11 +91,12 @@ bool copy_is_aligned(const AdamWArgs& a, int64_t head) {
 template <class P, class G>
 int launch_as(const AdamWArgs& a, cudaStream_t stream) {
   using C = typename ComputeType<P>::type;
+  constexpr int kVec = Pointers<P, G>::kVec;
   Pointers<P, G> t{static_cast<P*>(a.param),          static_cast<const G*>(a.grad), static_cast<C*>(a.exp_avg),
                    static_cast<C*>(a.exp_avg_sq),     a.param_copy,                  a.copy_dtype,
                    a.numel,                           values_to_alignment<kVec>(static_cast<const P*>(a.param)), 0};
   if (is_vec_aligned<kVec>(t.param + t.head) && is_vec_aligned<kVec>(t.grad + t.head) && is_vec_aligned<kVec>(t.exp_avg + t.head) &&
-      is_vec_aligned<kVec>(t.exp_avg_sq + t.head) && copy_is_aligned(a, t.head) && a.numel > t.head) {
+      is_vec_aligned<kVec>(t.exp_avg_sq + t.head) && copy_is_aligned(a, t.head, kVec) && a.numel > t.head) {
     t.vectors = (a.numel - t.head) / kVec;
   }
   if (t.vectors == 0) t.head = 0;

@@ -5,10 +5,10 @@
 namespace fsdpp::kernels {
 namespace {
 
-constexpr int64_t kTile = kThreads * 16;  // elements that a block copies before it looks for its next tile
-
-/// Up to kMaxPackPieces pieces by value; piece k is tiles [first_tile[k], first_tile[k + 1]) of the launch.
+/// Up to kMaxPackPieces pieces by value; piece k is tiles [first_tile[k], first_tile[k + 1]) of the launch. A tile is what a
+/// block copies before it looks for its next one.
 struct PieceTable {
+  int64_t tile_numel;
   PackPiece pieces[kMaxPackPieces];
   int64_t first_tile[kMaxPackPieces + 1];
   int count;
@@ -35,22 +35,28 @@ struct CopyOne {
 /// dst[i] = op(src[i], dst[i]) for i in [0, n), by one block.
 template <bool ReadsDst, class Dst, class Src, class Op>
 __device__ void transform_tile(Dst* dst, const Src* src, int64_t n, const Op& op) {
-  constexpr int kVec = sizeof(Dst) == 8 || sizeof(Src) == 8 ? 4 : 8;
+  constexpr int kVec = vec_length<Dst, Src>();
+  struct Pair {
+    Vec<Src, kVec> in;
+    Vec<Dst, kVec> out;
+  };
   // Vectors start at the first element at which both sides are aligned; if there is none, elements go one by one.
-  int64_t head = sizeof(Dst) <= sizeof(Src) ? values_to_alignment<kVec>(dst) : values_to_alignment<kVec>(src);
+  int64_t head = sizeof(Dst) <= sizeof(Src) ? values_to_alignment<kVec>(src) : values_to_alignment<kVec>(dst);
   const bool aligned = is_vec_aligned<kVec>(dst + head) && is_vec_aligned<kVec>(src + head);
   const int64_t vectors = aligned && n > head ? (n - head) / kVec : 0;
   if (vectors == 0) head = 0;
-#pragma unroll 2
-  for (int64_t k = threadIdx.x; k < vectors; k += kThreads) {
-    const int64_t i = head + k * kVec;
-    const Vec<Src, kVec> in = load_vec<kVec>(src + i);
-    Vec<Dst, kVec> out{};
-    if constexpr (ReadsDst) out = load_vec<kVec>(dst + i);
+  staged_loop(
+      threadIdx.x, kThreads, vectors,
+      [&](int64_t k) {
+        Pair pair{load_vec<kVec>(src + head + k * kVec), {}};
+        if constexpr (ReadsDst) pair.out = load_vec<kVec>(dst + head + k * kVec);
+        return pair;
+      },
+      [&](int64_t k, Pair& pair) {
 #pragma unroll
-    for (int j = 0; j < kVec; ++j) out.v[j] = op(in.v[j], out.v[j]);
-    store_vec<kVec>(dst + i, out);
-  }
+        for (int j = 0; j < kVec; ++j) pair.out.v[j] = op(pair.in.v[j], pair.out.v[j]);
+        store_vec<kVec>(dst + head + k * kVec, pair.out);
+      });
   const int64_t body = vectors * kVec;
   for (int64_t k = threadIdx.x; k < n - body; k += kThreads) {
     const int64_t i = k < head ? k : k + body;
@@ -60,7 +66,7 @@ __device__ void transform_tile(Dst* dst, const Src* src, int64_t n, const Op& op
 
 template <class Dst>
 __device__ void zero_tile(Dst* dst, int64_t n) {
-  constexpr int kVec = 16 / sizeof(Dst);
+  constexpr int kVec = vec_length<Dst>();
   const int64_t head = values_to_alignment<kVec>(dst);
   const int64_t vectors = n > head ? (n - head) / kVec : 0;
   for (int64_t k = threadIdx.x; k < vectors; k += kThreads) store_vec<kVec>(dst + head + k * kVec, Vec<Dst, kVec>{});
@@ -87,9 +93,9 @@ template <bool ReadsDst, class Dst, class Src, class Op>
 __global__ void __launch_bounds__(kThreads) pack_kernel(Dst* dst, const __grid_constant__ PieceTable table, Op op) {
   for (int64_t tile = blockIdx.x; tile < table.first_tile[table.count]; tile += gridDim.x) {
     const int k = piece_of(table, tile);
-    const int64_t begin = (tile - table.first_tile[k]) * kTile;
+    const int64_t begin = (tile - table.first_tile[k]) * table.tile_numel;
     const int64_t rest = table.pieces[k].numel - begin;
-    const int64_t n = rest < kTile ? rest : kTile;
+    const int64_t n = rest < table.tile_numel ? rest : table.tile_numel;
     Dst* out = dst + table.pieces[k].offset + begin;
     const auto* src = static_cast<const Src*>(table.pieces[k].src);
     if (src != nullptr) {
@@ -123,11 +129,14 @@ int launch_as(const PackArgs& a, const PieceTable& table, cudaStream_t stream) {
 /// Takes pieces from `next` on until the table is full or the list ends.
 PieceTable take_pieces(const PackArgs& a, int& next) {
   PieceTable table{};
+  const size_t widest = size_of(a.dst_dtype) > size_of(a.src_dtype) ? size_of(a.dst_dtype) : size_of(a.src_dtype);
+  const int64_t tile = static_cast<int64_t>(16 / widest) * kThreads * kStages;
+  table.tile_numel = tile;
   while (next < a.count && table.count < kMaxPackPieces) {
     const PackPiece& piece = a.pieces[next++];
     if (piece.numel <= 0 || (piece.src == nullptr && a.accumulate)) continue;
     table.pieces[table.count] = piece;
-    table.first_tile[table.count + 1] = table.first_tile[table.count] + (piece.numel + kTile - 1) / kTile;
+    table.first_tile[table.count + 1] = table.first_tile[table.count] + (piece.numel + tile - 1) / tile;
     ++table.count;
   }
   return table;

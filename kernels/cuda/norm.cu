@@ -8,7 +8,6 @@ namespace {
 
 // The grid never depends on the device or on alignment, so neither does the order of the additions.
 constexpr unsigned kBlocks = 1024;
-constexpr int kVec = 8;
 
 enum class Kind { Sum, SumOfSquares, SumOfPowers, Largest };
 
@@ -34,20 +33,29 @@ __device__ double term(double x, double p) {
 
 template <Kind K, class T>
 __global__ void __launch_bounds__(kThreads) partial_kernel(const T* src, int64_t numel, double p, bool aligned, double* partials) {
+  constexpr int kVec = vec_length<T>();
   const Combine<K> combine;
-  const int64_t stride = static_cast<int64_t>(kBlocks) * kThreads;
-  double sum = 0;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k * kVec < numel; k += stride) {
-    const int64_t i = k * kVec;
-    if (aligned && i + kVec <= numel) {
-      const Vec<T, kVec> x = load_vec<kVec>(src + i);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t vectors = numel / kVec;
+  double sums[kVec] = {};
+  staged_loop(
+      first, static_cast<int64_t>(kBlocks) * kThreads, vectors,
+      [&](int64_t k) {
+        if (aligned) return load_vec<kVec>(src + k * kVec);
+        Vec<T, kVec> x;
 #pragma unroll
-      for (int j = 0; j < kVec; ++j) sum = combine(sum, term<K>(to_compute<double>(x.v[j]), p));
-    } else {
-      const int64_t end = i + kVec < numel ? i + kVec : numel;
-      for (int64_t j = i; j < end; ++j) sum = combine(sum, term<K>(to_compute<double>(src[j]), p));
-    }
-  }
+        for (int j = 0; j < kVec; ++j) x.v[j] = src[k * kVec + j];
+        return x;
+      },
+      [&](int64_t, const Vec<T, kVec>& x) {
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) sums[j] = combine(sums[j], term<K>(to_compute<double>(x.v[j]), p));
+      });
+  double sum = 0;
+#pragma unroll
+  for (int j = 0; j < kVec; ++j) sum = combine(sum, sums[j]);
+  const int64_t rest = vectors * kVec + first;  // the last few elements, one for each of the first threads
+  if (rest < numel) sum = combine(sum, term<K>(to_compute<double>(src[rest]), p));
   using Reduce = cub::BlockReduce<double, kThreads>;
   __shared__ typename Reduce::TempStorage storage;
   const double total = Reduce(storage).Reduce(sum, combine);
@@ -71,7 +79,7 @@ int launch(const NormArgs& a, cudaStream_t stream) {
   const int error = with_type(a.src_dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto* src = static_cast<const T*>(a.src);
-    partial_kernel<K><<<kBlocks, kThreads, 0, stream>>>(src, a.numel, a.p, is_vec_aligned<kVec>(src), partials);
+    partial_kernel<K><<<kBlocks, kThreads, 0, stream>>>(src, a.numel, a.p, is_vec_aligned<vec_length<T>()>(src), partials);
     return static_cast<int>(cudaGetLastError());
   });
   if (error != 0) return error;

@@ -51,18 +51,78 @@ __device__ void from_compute(C x, __half& out) { out = __float2half_rn(static_ca
 template <class C>
 __device__ void from_compute(C x, __nv_bfloat16& out) { out = __float2bfloat16_rn(static_cast<float>(x)); }
 
-/// N neighbours. Loads and stores move 16 bytes at a time (8 where N values are fewer); the address must allow it.
+/// An unsigned type of this many bytes, which the compiler loads and stores in one instruction.
+template <int Bytes>
+struct Word;
+template <>
+struct Word<16> {
+  using type = uint4;
+};
+template <>
+struct Word<8> {
+  using type = uint2;
+};
+template <>
+struct Word<4> {
+  using type = unsigned;
+};
+template <>
+struct Word<2> {
+  using type = unsigned short;
+};
+
+/// N neighbours, moved in words of 16 bytes (less where they are less); the address must be a multiple of that.
 template <class T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T v[N];
 };
 template <int N, class T>
 __device__ Vec<T, N> load_vec(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
+  using W = typename Word<alignof(Vec<T, N>)>::type;
+  union {
+    W words[sizeof(Vec<T, N>) / sizeof(W)];
+    Vec<T, N> values;
+  } u = {};
+#pragma unroll
+  for (int k = 0; k < static_cast<int>(sizeof(u) / sizeof(W)); ++k) u.words[k] = reinterpret_cast<const W*>(p)[k];
+  return u.values;
 }
 template <int N, class T>
 __device__ void store_vec(T* p, const Vec<T, N>& x) {
-  *reinterpret_cast<Vec<T, N>*>(p) = x;
+  using W = typename Word<alignof(Vec<T, N>)>::type;
+  union {
+    W words[sizeof(Vec<T, N>) / sizeof(W)];
+    Vec<T, N> values;
+  } u = {};
+  u.values = x;
+#pragma unroll
+  for (int k = 0; k < static_cast<int>(sizeof(u) / sizeof(W)); ++k) reinterpret_cast<W*>(p)[k] = u.words[k];
+}
+
+/// How many values of the widest of these types make 16 bytes.
+template <class A, class B = A, class C = A>
+constexpr int vec_length() {
+  constexpr size_t kAB = sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B);
+  return static_cast<int>(16 / (kAB > sizeof(C) ? kAB : sizeof(C)));
+}
+
+/// use(k, load(k)) for k = first, first + stride, … below count, with kStages loads under way before the first of them is used:
+/// the compiler may not move loads above stores that could alias.
+constexpr int kStages = 4;
+template <class Load, class Use>
+__device__ void staged_loop(int64_t first, int64_t stride, int64_t count, Load load, Use use) {
+  int64_t k = first;
+  for (; k + (kStages - 1) * stride < count; k += kStages * stride) {
+    decltype(load(k)) in[kStages];
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) in[s] = load(k + s * stride);
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) use(k + s * stride, in[s]);
+  }
+  for (; k < count; k += stride) {
+    auto in = load(k);
+    use(k, in);
+  }
 }
 
 /// Whether N values of T may be accessed at p as a Vec.
