@@ -2,7 +2,7 @@
 /// Everything: fully sharded data parallel training for LibTorch.
 #include "fsdpp/api/fully_shard.h"
 #include "fsdpp/api/module_holder.h"
-#include "fsdpp/api/policy.h"
+#include "fsdpp/engine/policy.h"
 #include "fsdpp/api/unit_handle.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/base/log.h"

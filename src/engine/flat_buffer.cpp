@@ -224,13 +224,21 @@ comm::Ticket FlatBuffer::reduce_scatter(comm::Communicator& comm, cuda::StreamVi
   return comm.reduce_scatter(own, {base, plan_.total_numel(), config_.reduce_dtype}, comm::ReduceOp::Sum, stream, info);
 }
 
+// The flat buffer that the gradients put aside are views of; undefined if the user replaced all of them.
+at::Tensor FlatBuffer::sharded_gradient_buffer() const {
+  auto storage = sharded_grad_storage_.lock();
+  if (!storage) return {};
+  return make_tensor_on(c10::Storage(std::move(storage)), config_.dtype, {plan_.slice_numel}, 0);
+}
+
 // True when the sharded gradients hold something to add to. Afterwards sharded_grad_ has room for all of them.
 bool FlatBuffer::prepare_sharded_gradients(cuda::StreamView stream) {
   at::NoGradGuard no_grad;
   bool any = std::any_of(params_.begin(), params_.end(), [](auto& p) { return p.sharded_grad.defined(); });
-  // Somebody else (the user) may still hold last step's gradients: leave those alone.
-  bool ours = sharded_grad_.defined() && (any || sharded_grad_.storage().use_count() == 1);
-  if (!ours) sharded_grad_ = at::zeros({plan_.slice_numel}, at::TensorOptions(config_.device).dtype(config_.dtype));
+  // Memory of the current stream; what runs on `stream` overwrites all of it, padding included.
+  sharded_grad_ = any ? sharded_gradient_buffer() : at::Tensor();
+  auto options = at::TensorOptions(config_.device).dtype(config_.dtype);
+  if (!sharded_grad_.defined()) sharded_grad_ = any ? at::zeros({plan_.slice_numel}, options) : at::empty({plan_.slice_numel}, options);
   if (!any) return false;
   stream.wait(cuda::current_stream(config_.device));
   cuda::StreamGuard guard(stream);
@@ -251,6 +259,9 @@ void FlatBuffer::publish_sharded_gradients() {
     params_[i].sharded_grad = local_view(sharded_grad_, params_[i]);
     with_grad_[i] = false;
   }
+  auto* storage = sharded_grad_.storage().unsafeGetStorageImpl();
+  sharded_grad_storage_ = WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  sharded_grad_ = at::Tensor();  // from now on the handles' gradients keep it
 }
 
 void FlatBuffer::finish_reduce(SlotPool& pool, cuda::StreamView stream) {

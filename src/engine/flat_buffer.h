@@ -19,6 +19,7 @@ struct Node;
 namespace fsdpp::engine {
 
 using Handle = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 using WeakHandle = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 /// One parameter of a unit. The handle (the user's tensor) is held weakly: parameters own their unit, see autograd_edges.h.
@@ -95,6 +96,7 @@ class FlatBuffer {
   void make_views(const std::vector<at::Tensor>& handles);
   void pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, bool accumulate, cuda::StreamView stream);
   bool prepare_sharded_gradients(cuda::StreamView stream);
+  [[nodiscard]] at::Tensor sharded_gradient_buffer() const;
   void publish_sharded_gradients();
   [[nodiscard]] at::Tensor local_view(const at::Tensor& flat, const ParamState& param) const;
 
@@ -108,7 +110,8 @@ class FlatBuffer {
   c10::intrusive_ptr<c10::StorageImpl> gathered_;     ///< [world · slice], gathered dtype
   SlotPool::Slot* gathered_slot_ = nullptr;
   SlotPool::Slot* grad_slot_ = nullptr;               ///< [world · slice], reduce dtype
-  at::Tensor sharded_grad_;                           ///< 1-D [slice], original dtype
+  at::Tensor sharded_grad_;                           ///< 1-D [slice], original dtype; held while being written
+  WeakStorage sharded_grad_storage_{c10::intrusive_ptr<c10::StorageImpl>()};  ///< the same afterwards: the gradients own it
   double pre_scale_ = 1.0, post_scale_ = 1.0;         ///< before and after the sum; together 1 / world
 };
 

@@ -8,9 +8,10 @@
 
 #include "engine/comm_context.h"
 #include "engine/flat_buffer.h"
-#include "fsdpp/api/policy.h"
-#include "fsdpp/api/unit_handle.h"
 #include "fsdpp/comm/mesh.h"
+#include "fsdpp/engine/policy.h"
+#include "fsdpp/engine/unit_stats.h"
+#include "fsdpp/shard/sharded_param.h"
 
 namespace torch::nn {
 class Module;

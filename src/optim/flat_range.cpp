@@ -21,7 +21,7 @@ bool follows(const FlatRange& run, const FlatRange& next, int64_t max_gap_bytes)
     const auto& b = next.arrays[k];
     if (a.width != b.width) return false;
     if (a.width != 0 && b.data - a.data != distance * a.width) return false;
-    if (gap > 0 && a.storage != b.storage) return false;  // what lies between two storages belongs to neither
+    if (a.storage != b.storage) return false;  // which storages are neighbours is chance
   }
   return true;
 }
@@ -35,6 +35,7 @@ FlatRange::Array array_of(const at::Tensor& tensor) {
 
 std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t max_gap_bytes) {
   std::erase_if(ranges, [](const FlatRange& r) { return r.numel == 0; });
+  for (size_t i = 0; i < ranges.size(); ++i) ranges[i].order = i;
   std::sort(ranges.begin(), ranges.end(),
             [](const FlatRange& a, const FlatRange& b) { return std::less<>()(a.arrays[0].data, b.arrays[0].data); });
   std::vector<FlatRange> runs;
@@ -42,10 +43,12 @@ std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t ma
     if (!runs.empty() && follows(runs.back(), range, max_gap_bytes)) {
       FlatRange& run = runs.back();
       run.numel = (range.arrays[0].data - run.arrays[0].data) / run.arrays[0].width + range.numel;
+      run.order = std::min(run.order, range.order);
     } else {
       runs.push_back(range);
     }
   }
+  std::sort(runs.begin(), runs.end(), [](const FlatRange& a, const FlatRange& b) { return a.order < b.order; });
   return runs;
 }
 

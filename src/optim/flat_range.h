@@ -18,6 +18,7 @@ struct FlatRange {
   };
   std::array<Array, 4> arrays;
   int64_t numel = 0;
+  size_t order = 0;               ///< place in the list that was joined
   std::array<int64_t, 4> kind{};  ///< ranges of different kinds (dtypes, step, …) never join
   c10::Device device = c10::kCPU;
 };
@@ -25,8 +26,9 @@ struct FlatRange {
 /// The memory of a non-overlapping, dense tensor.
 [[nodiscard]] FlatRange::Array array_of(const at::Tensor& tensor);
 
-/// Joins ranges that follow each other in all of their arrays, into as few as possible; empty ranges vanish. Up to
-/// `max_gap_bytes` (in the first array) between two ranges are joined over, if the storages of all arrays are the same.
+/// Joins ranges of the same storages that follow each other in all of their arrays, into as few as possible, over gaps of up to
+/// `max_gap_bytes` (in the first array); empty ranges vanish. The result is in the order of the list given, not of addresses,
+/// so that sums over it are the same bits in every run.
 [[nodiscard]] std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t max_gap_bytes);
 
 /// Whether the kernels know the dtype; and its name there.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fsdpp/api/module_holder.h"
-#include "fsdpp/api/policy.h"
+#include "fsdpp/engine/policy.h"
 #include "fsdpp/api/unit_handle.h"
 #include "fsdpp/base/export.h"
 #include "fsdpp/comm/mesh.h"

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fsdpp/base/export.h"
+#include "fsdpp/engine/unit_stats.h"
 #include "fsdpp/shard/sharded_param.h"
 
 namespace torch::nn {
@@ -15,23 +16,6 @@ namespace fsdpp {
 namespace engine {
 class Unit;
 }
-
-/// Counts since the unit was made (or since reset_stats). For tests and benchmarks.
-struct UnitStats {
-  int64_t gathers = 0;          ///< all-gathers issued (forward, backward and explicit; 0 of them on the wire at shard size 1)
-  int64_t forward_gathers = 0;  ///< of those, issued for a forward
-  int64_t backward_gathers = 0; ///< of those, issued for a backward
-  int64_t reduces = 0;          ///< reduce-scatters issued
-  int64_t reshards = 0;
-};
-
-/// Bytes of a unit on this rank.
-struct UnitMemory {
-  int64_t shard_bytes = 0;     ///< parameters, original dtype
-  int64_t gathered_bytes = 0;  ///< gathered buffer (0 where the gathered parameters are the shard itself)
-  int64_t gradient_bytes = 0;  ///< gradient buffer, reduce dtype
-  int64_t sharded_gradient_bytes = 0;
-};
 
 /// A reference to a unit: what one `fully_shard` call manages. Cheap to copy; keeps nothing alive. Every method throws
 /// UsageError if the module is gone. One thread a rank; methods marked collective must be called by all ranks in the same order.
