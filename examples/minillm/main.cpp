@@ -5,6 +5,7 @@
 
 #include "dry_run.h"
 #include "fsdpp/base/rank_env.h"
+#include "fsdpp/comm/world.h"
 #include "options.h"
 #include "text.h"
 #include "trainer.h"
@@ -36,15 +37,21 @@ int run(int argc, char** argv) {
   return 0;
 }
 
+int fail(const std::string& what) {
+  const auto message = with_rank(what);
+  fsdpp::comm::report_failure(message);
+  std::cerr << "minillm: " << message << std::endl;
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::exception& e) {
-    std::cerr << "minillm: " << with_rank(e.what()) << std::endl;
+    return fail(e.what());
   } catch (...) {
-    std::cerr << "minillm: " << with_rank("unknown error") << std::endl;
+    return fail("unknown error");
   }
-  return 1;
 }
