@@ -93,6 +93,23 @@ std::vector<UnitHandle> units(const torch::nn::Module& module) {
   return result;
 }
 
+MemoryFormula memory_formula(const torch::nn::Module& module, bool accumulates) {
+  std::vector<UnitMemory> memory;
+  for (auto& u : units_below(module)) memory.push_back(u->memory());
+  return memory_formula(memory, accumulates);
+}
+
+int64_t reserved_buffer_bytes(const torch::nn::Module& module) {
+  std::vector<engine::CommContext*> seen;
+  int64_t bytes = 0;
+  for (auto& u : units_below(module)) {
+    if (std::find(seen.begin(), seen.end(), &u->context()) != seen.end()) continue;
+    seen.push_back(&u->context());
+    bytes += u->context().gathered_pool().reserved_bytes() + u->context().gradient_pool().reserved_bytes();
+  }
+  return bytes;
+}
+
 std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, shard::ShardedParam> by_handle;
   for (auto& u : units_below(module))

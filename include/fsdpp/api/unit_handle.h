@@ -56,6 +56,11 @@ class FSDPP_API UnitHandle {
 [[nodiscard]] FSDPP_API UnitHandle unit_of(const torch::nn::Module& module);
 /// All units at or below `module`, in module order, the module's own first.
 [[nodiscard]] FSDPP_API std::vector<UnitHandle> units(const torch::nn::Module& module);
+/// The memory formula for the units at or below `module`.
+[[nodiscard]] FSDPP_API MemoryFormula memory_formula(const torch::nn::Module& module, bool accumulates = false);
+/// Bytes of gathered and gradient buffers that the engine has reserved for the mesh of these units: never more than
+/// MemoryFormula::gathered + gradients.
+[[nodiscard]] FSDPP_API int64_t reserved_buffer_bytes(const torch::nn::Module& module);
 /// Metadata of every sharded parameter at or below `module`, in `parameters()` order of the module tree, each once.
 [[nodiscard]] FSDPP_API std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module);
 

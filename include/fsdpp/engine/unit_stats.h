@@ -1,5 +1,8 @@
 #pragma once
 #include <cstdint>
+#include <span>
+
+#include "fsdpp/base/export.h"
 
 namespace fsdpp {
 
@@ -19,5 +22,20 @@ struct UnitMemory {
   int64_t gradient_bytes = 0;  ///< gradient buffer, reduce dtype
   int64_t sharded_gradient_bytes = 0;
 };
+
+/// Bytes that the engine holds on one rank when training a model, at most. Activations, unsharded gradients that autograd
+/// holds until their unit is reduced, and optimizer state come on top.
+struct MemoryFormula {
+  int64_t shards = 0;             ///< sum of shard_bytes
+  int64_t sharded_gradients = 0;  ///< sum of sharded_gradient_bytes
+  int64_t gathered = 0;           ///< slots: for each size of gathered_bytes min(2, units of that size) · size
+  int64_t gradients = 0;          ///< slots: likewise for gradient_bytes
+  [[nodiscard]] int64_t total() const noexcept { return shards + sharded_gradients + gathered + gradients; }
+};
+
+/// The formula for units that reshard after forward (the root, which keeps its memory, counts as one of its size; sizes within a
+/// quarter of each other share slots, which only lowers the true value). With gradient accumulation without synchronisation
+/// every unit keeps its gradient buffer: `accumulates`.
+[[nodiscard]] FSDPP_API MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates = false);
 
 }  // namespace fsdpp

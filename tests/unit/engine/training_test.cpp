@@ -195,6 +195,28 @@ TEST(Counts, CollectivesPerStepAreExact) {
   }
 }
 
+TEST(Memory, ReservedBuffersStayWithinThePrintedFormula) {
+  for (int ranks : {1, 2, 3})
+    for (bool accumulates : {false, true})
+      run_local_world(ranks, [&](std::shared_ptr<World> world) {
+        auto net = make_tiny_net(1, /*blocks=*/6);
+        FullyShardOptions options{.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
+        shard_tiny_net(net, Mesh::shard(world), options, options);
+        auto formula = memory_formula(*net, accumulates);
+        int64_t after_second_step = 0;
+        for (int step = 0; step < 4; ++step) {
+          unit_of(*net).set_requires_gradient_sync(!accumulates || step % 2 == 1);
+          auto ids = tokens(world->rank() + step);
+          token_loss(net(ids), ids).backward();
+          if (step == 1) after_second_step = reserved_buffer_bytes(*net);
+        }
+        EXPECT_GT(after_second_step, 0);
+        EXPECT_LE(after_second_step, formula.gathered + formula.gradients);
+        EXPECT_EQ(reserved_buffer_bytes(*net), after_second_step) << "a steady state allocates nothing";
+        EXPECT_LT(formula.gathered, 7 * unit_of(*net->blocks[0]).memory().gathered_bytes) << "the formula must be less than the whole model";
+      });
+}
+
 TEST(Accumulation, WithoutSyncEqualsOneLargeBatch) {
   constexpr int kWorld = 2, kMicro = 3;
   auto run = [&](bool sync_each) {
