@@ -9,7 +9,7 @@ source scripts/common.sh
 need_packages "${BUILD_PACKAGES[@]}"
 cmake -S . -B build $(generator) -DCMAKE_BUILD_TYPE=Release -DFSDPP_WITH_CUDA="$(cuda_choice)" \
   -DFSDPP_BUILD_TESTS=OFF -DFSDPP_BUILD_BENCHMARKS=OFF
-cmake --build build --parallel --target minillm fsdpp-run
+cmake --build build --parallel "$(nproc)" --target minillm fsdpp-run
 
 device=cpu ranks=2
 if grep -q '^fsdpp_built_with_cuda:INTERNAL=ON' build/CMakeCache.txt && command -v nvidia-smi >/dev/null; then

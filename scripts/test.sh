@@ -12,5 +12,5 @@ python=${FSDPP_ORACLE_PYTHON:-}
 [[ -z $python ]] || flags+=(-DFSDPP_ORACLE_PYTHON="$python" -DFSDPP_PYTHON="$python")
 
 cmake -S . -B build $(generator) "${flags[@]}"
-cmake --build build --parallel
+cmake --build build --parallel "$(nproc)"
 ctest --test-dir build -j2 --no-tests=error --output-on-failure --timeout 300 --output-junit junit.xml
