@@ -71,6 +71,7 @@ class HostCore final : public Watched {
     result.oldest = completed_;
     if (!queue_.empty()) {
       result.last_issued = short_name(queue_.back());
+      result.last_text = describe(queue_.back().sig, queue_.back().label);
       result.oldest_text = describe(queue_.front().sig, queue_.front().label);
       result.oldest_started = true;
     }

@@ -116,7 +116,8 @@ std::shared_ptr<NcclRecord> NcclCore::begin(Op op, cuda::StreamView stream) {
   record->start.record(stream);
   std::lock_guard lock(mutex_);
   pending_.push_back(record);
-  progress_.issued = record->op.sequence + 1;
+  issued_ = record->op.sequence + 1;
+  last_ = record->op;
   return record;
 }
 

@@ -48,6 +48,7 @@ class NcclCore final : public Watched {
   [[nodiscard]] std::shared_ptr<NcclRecord> oldest_pending();
   void poll_async_error(Watchdog& dog);
   void poll_time(Watchdog& dog, NcclRecord& record);
+  [[nodiscard]] bool observed_long_enough(Watchdog& dog);
   [[nodiscard]] std::string silent_ranks(Watchdog& dog) const;
   void report_hang(Watchdog& dog, const NcclRecord& record, double seconds);
 
@@ -63,7 +64,9 @@ class NcclCore final : public Watched {
   std::atomic<int> calls_{0};  // threads inside NCCL with the handle
   mutable std::mutex mutex_;   // of what follows
   std::deque<std::shared_ptr<NcclRecord>> pending_;
-  Progress progress_;
+  uint64_t issued_ = 0;
+  Op last_;  // the last one issued
+  std::chrono::steady_clock::time_point suspicion_{};  // the watchdog thread's own: since when something seems wrong
 };
 
 }  // namespace fsdpp::comm

@@ -1,6 +1,4 @@
 // What the watchdog does with an NCCL communicator: look at its state, and say what is wrong.
-#include <thread>
-
 #include "base/enforce.h"
 #include "comm/nccl_api.h"
 #include "comm/nccl_core.h"
@@ -9,6 +7,9 @@ namespace fsdpp::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr auto kObservation = std::chrono::milliseconds(1700);  // several heartbeats
+constexpr double kSilent = 1.5;                                 // seconds
 
 void append(std::string& list, const std::string& item) { list += (list.empty() ? "" : ", ") + item; }
 
@@ -46,10 +47,12 @@ void classify(HangClasses& classes, const Peer& peer, const std::string& key, co
   if (progress.issued <= op.sequence)
     return append(classes.never_issued,
                   progress.last_issued.empty() ? name : fmt::format("{} (last issued {})", name, progress.last_issued));
-  if (progress.oldest > op.sequence) return append(classes.done, name);
   const std::string mine = describe(op.sig, op.label);
-  if (progress.oldest == op.sequence && progress.oldest_text != mine)
-    return append(classes.mismatched, fmt::format("{} ({}, but here {})", name, progress.oldest_text, mine));
+  const std::string& theirs = progress.oldest == op.sequence        ? progress.oldest_text
+                              : progress.issued == op.sequence + 1 ? progress.last_text
+                                                                    : mine;  // not known any more
+  if (theirs != mine) return append(classes.mismatched, fmt::format("{} ({}, but here {})", name, theirs, mine));
+  if (progress.oldest > op.sequence) return append(classes.done, name);
   append(progress.oldest == op.sequence && progress.oldest_started ? classes.started : classes.not_started, name);
 }
 
@@ -66,7 +69,7 @@ void NcclCore::poll(Watchdog& dog) {
   try {
     if (failure_->failed()) return dog.report(failure_->code(), failure_->text());
     poll_async_error(dog);
-    if (auto record = oldest_pending()) poll_time(dog, *record);
+    if (auto record = oldest_pending(); record && !dog.failed()) poll_time(dog, *record);
   } catch (const CudaError& error) {
     dog.report(CommErrc::Backend, fmt::format("communicator '{}': rank {}'s device failed: {}", name_,
                                               ranks_[static_cast<size_t>(rank_)], error.what()));
@@ -79,7 +82,7 @@ void NcclCore::poll_async_error(Watchdog& dog) {
     std::lock_guard lock(handle_mutex_);
     if (handle_ == nullptr || ncclCommGetAsyncError(handle_, &result) != ncclSuccess) return;
   }
-  if (result == ncclSuccess || result == ncclInProgress) return;
+  if (result == ncclSuccess || result == ncclInProgress || !observed_long_enough(dog)) return;
   const std::string silent = silent_ranks(dog);
   const auto record = oldest_pending();
   dog.report(silent.empty() ? CommErrc::Backend : CommErrc::RemoteDied,
@@ -94,16 +97,31 @@ void NcclCore::poll_time(Watchdog& dog, NcclRecord& record) {
   if (issued && record.started == Clock::time_point{} && record.start.query()) record.started = now;
   if (issued && record.started == Clock::time_point{}) return;  // the stream is busy with earlier work: no time-out for that
   const auto since = issued ? record.started : record.called;
-  if (now - since > record.op.timeout) report_hang(dog, record, std::chrono::duration<double>(now - since).count());
+  if (now - since <= record.op.timeout) {
+    suspicion_ = {};
+  } else if (observed_long_enough(dog)) {
+    report_hang(dog, record, std::chrono::duration<double>(now - since).count());
+  }
+}
+
+// Looks at the members' heartbeats over a while before anybody is accused; this rank's own goes on in the meantime.
+bool NcclCore::observed_long_enough(Watchdog& dog) {
+  if (suspicion_ == Clock::time_point{}) {
+    suspicion_ = Clock::now();
+    for (const int rank : ranks_) (void)dog.peer(rank);
+  }
+  return Clock::now() - suspicion_ > kObservation;
 }
 
 Progress NcclCore::progress() const {
   std::lock_guard lock(mutex_);
-  Progress result = progress_;
-  result.oldest = result.issued;
+  Progress result;
+  result.issued = result.oldest = issued_;
+  if (issued_ == 0) return result;
+  result.last_issued = short_name(last_);
+  result.last_text = describe(last_.sig, last_.label);
   if (pending_.empty()) return result;
   const NcclRecord& oldest = *pending_.front();
-  result.last_issued = short_name(pending_.back()->op);
   result.oldest = oldest.op.sequence;
   result.oldest_text = describe(oldest.op.sig, oldest.op.label);
   result.oldest_started = oldest.started != Clock::time_point{};
@@ -112,11 +130,9 @@ Progress NcclCore::progress() const {
 
 // Ranks whose heartbeat stands still over a few beats.
 std::string NcclCore::silent_ranks(Watchdog& dog) const {
-  for (const int rank : ranks_) (void)dog.peer(rank);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1700));
   std::string silent;
   for (const int rank : ranks_)
-    if (rank != ranks_[static_cast<size_t>(rank_)] && dog.peer(rank).age_s > 1.5) append(silent, fmt::format("rank {}", rank));
+    if (rank != ranks_[static_cast<size_t>(rank_)] && dog.peer(rank).age_s > kSilent) append(silent, fmt::format("rank {}", rank));
   return silent;
 }
 
@@ -129,7 +145,7 @@ void NcclCore::report_hang(Watchdog& dog, const NcclRecord& record, double waite
       continue;
     }
     Peer peer = dog.peer(rank);
-    if (peer.life == Peer::Life::Alive && peer.age_s > 1.5) peer.life = Peer::Life::Dead;
+    if (peer.life == Peer::Life::Alive && peer.age_s > kSilent) peer.life = Peer::Life::Dead;
     classify(classes, peer, key_, record.op, rank);
   }
   dog.report(classes.code(), fmt::format("communicator '{}': {} made no progress for {:.1f} s{}", name_, record.text(), waited, classes.text()));

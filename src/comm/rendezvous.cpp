@@ -39,8 +39,9 @@ class Meeting {
     const std::string verdict = number_ == 1 ? lead() : follow();
     if (verdict == kOk) return;
     store_.add(kRead, 1);
-    if (linger) wait_for_readers();
     const size_t cut = verdict.find(kField);
+    // Who has not come in time will not come in a moment; after another verdict, late ranks are still on their way.
+    if (linger) wait_for_readers(verdict.substr(0, cut) == kTimeout ? 0 : self_.world_size);
     throw_verdict(verdict.substr(0, cut), verdict.substr(cut + 1));
   }
 
@@ -92,10 +93,10 @@ class Meeting {
                        kConfig, kField, self_.who, names_.rank, self_.rank, names_.world_size, self_.world_size, names_.rank);
   }
 
-  void wait_for_readers() {
+  void wait_for_readers(int64_t expected) {
     const auto end = Clock::now() + kLinger;
     Backoff backoff;
-    while (Clock::now() < end && store_.add(kRead, 0) < std::max<int64_t>(self_.world_size, store_.add(kArrivals, 0))) backoff.pause();
+    while (Clock::now() < end && store_.add(kRead, 0) < std::max(expected, store_.add(kArrivals, 0))) backoff.pause();
   }
 
   Store& store_;

@@ -36,15 +36,15 @@ std::string beat_key(int rank) { return fmt::format("heartbeat/{}", rank); }
 }  // namespace
 
 std::string Progress::encode() const {
-  return fmt::format("{}{}{}{}{}{}{}{}{}", issued, kField, last_issued, kField, oldest, kField, oldest_text, kField, oldest_started ? 1 : 0);
+  return fmt::format("{1}{0}{2}{0}{3}{0}{4}{0}{5}{0}{6}", kField, issued, last_issued, last_text, oldest, oldest_text, oldest_started ? 1 : 0);
 }
 
 std::optional<Progress> Progress::decode(const std::string& text) {
   const auto parts = split(text, kField);
-  if (parts.size() != 5) return std::nullopt;
-  const auto issued = number(parts[0]), oldest = number(parts[2]);
+  if (parts.size() != 6) return std::nullopt;
+  const auto issued = number(parts[0]), oldest = number(parts[3]);
   if (!issued || !oldest) return std::nullopt;
-  return Progress{*issued, parts[1], *oldest, parts[3], parts[4] == "1"};
+  return Progress{*issued, parts[1], parts[2], *oldest, parts[4], parts[5] == "1"};
 }
 
 Watchdog::Watchdog(std::shared_ptr<Store> store, int rank, int size, Options options)

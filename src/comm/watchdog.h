@@ -19,6 +19,7 @@ namespace fsdpp::comm {
 struct Progress {
   uint64_t issued = 0;        ///< operations issued so far
   std::string last_issued;    ///< "all_gather #11 'layers.6 forward'", or empty
+  std::string last_text;      ///< its describe() text
   uint64_t oldest = 0;        ///< sequence of the oldest operation that is not complete (== issued: none)
   std::string oldest_text;    ///< its describe() text, or empty
   bool oldest_started = false;

@@ -58,8 +58,9 @@ class ProcessWorld final : public World {
 
   ~ProcessWorld() override {
     const bool failed = std::uncaught_exceptions() > 0 || (watchdog_ && watchdog_->failed());
+    const bool watchdog_ran = watchdog_ != nullptr;  // so the rendezvous was good
     watchdog_.reset();
-    if (env_.world_size > 1) leave(failed ? std::chrono::seconds(2) : std::chrono::seconds(10));
+    if (watchdog_ran) leave(failed ? std::chrono::seconds(2) : std::chrono::seconds(10));
   }
 
   [[nodiscard]] int rank() const noexcept override { return env_.rank; }
@@ -105,7 +106,6 @@ class ProcessWorld final : public World {
   // The store ends with rank 0's process, so that one stays until the others have said that they are done with it.
   void leave(std::chrono::milliseconds limit) noexcept {
     try {
-      if (!store_) return;
       const auto end = Clock::now() + limit;
       Backoff backoff;
       int64_t left = store_->add("leave/count", 1);
