@@ -11,7 +11,7 @@
 namespace fsdpp::engine {
 namespace {
 
-constexpr size_t kReducesInFlight = 2;
+constexpr size_t kReducesInFlight = SlotPool::kSlots - 1;  // one more is being packed
 constexpr size_t kLongestOrder = 1 << 16;  // forwards that never see a backward must not grow the order for ever
 
 std::mutex contexts_mutex;

@@ -23,7 +23,7 @@ MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates
     m.shards += u.shard_bytes;
     m.sharded_gradients += u.sharded_gradient_bytes;
     ++gathered[u.gathered_bytes];
-    ++gradients[u.gradient_bytes];
+    if (u.reduces_on_wire || accumulates) ++gradients[u.gradient_bytes];
   }
   m.gathered = slot_bytes(gathered, false);
   m.gradients = slot_bytes(gradients, accumulates);

@@ -255,6 +255,7 @@ void Unit::unshard_on_demand() { pre_backward(); }
 
 UnitMemory Unit::memory() const {
   UnitMemory m;
+  m.reduces_on_wire = context_->on_wire();
   for (auto& b : buffers_) {
     int64_t shard = b->plan().slice_numel * static_cast<int64_t>(c10::elementSize(b->config().dtype));
     m.shard_bytes += shard;
@@ -262,7 +263,7 @@ UnitMemory Unit::memory() const {
     bool trains = c10::isFloatingType(b->config().dtype) &&
                   std::any_of(b->params().begin(), b->params().end(), [](auto& p) { auto h = p.handle(); return h.defined() && h.requires_grad(); });
     if (!trains) continue;
-    m.gradient_bytes += context_->on_wire() ? b->gradient_bytes() : 0;
+    m.gradient_bytes += b->gradient_bytes();
     m.sharded_gradient_bytes += shard;
   }
   return m;

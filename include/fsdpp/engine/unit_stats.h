@@ -20,6 +20,7 @@ struct UnitMemory {
   int64_t shard_bytes = 0;     ///< parameters, original dtype
   int64_t gathered_bytes = 0;  ///< gathered buffer (0 where the gathered parameters are the shard itself)
   int64_t gradient_bytes = 0;  ///< gradient buffer, reduce dtype
+  bool reduces_on_wire = false;  ///< more than one rank: every reduction goes through the gradient buffer
   int64_t sharded_gradient_bytes = 0;
 };
 
@@ -29,7 +30,7 @@ struct MemoryFormula {
   int64_t shards = 0;             ///< sum of shard_bytes
   int64_t sharded_gradients = 0;  ///< sum of sharded_gradient_bytes
   int64_t gathered = 0;           ///< slots: for each size of gathered_bytes min(2, units of that size) · size
-  int64_t gradients = 0;          ///< slots: likewise for gradient_bytes
+  int64_t gradients = 0;          ///< slots: likewise for gradient_bytes; none on one rank that does not accumulate
   [[nodiscard]] int64_t total() const noexcept { return shards + sharded_gradients + gathered + gradients; }
 };
 
