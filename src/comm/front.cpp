@@ -139,6 +139,14 @@ void FrontCommunicator::barrier(const OpInfo& info) {
   if (size() > 1) issue_barrier(make_op({.kind = OpKind::Barrier}, nullptr, nullptr, info));
 }
 
+void FrontCommunicator::abort(const std::string& why) noexcept {
+  try {
+    fail(CommErrc::Aborted, fmt::format("communicator '{}' was aborted: {}", name(), why));
+  } catch (...) {  // no memory for the text
+    fail(CommErrc::Aborted, why);
+  }
+}
+
 Group::~Group() {
   if (comm_ == nullptr) return;
   try {

@@ -36,6 +36,7 @@ class FrontCommunicator : public Communicator {
   void group_begin() final;
   Ticket group_end() final;
   void barrier(const OpInfo& info) final;
+  void abort(const std::string& why) noexcept final;
 
  protected:
   /// Starts one operation of a communicator with at least two ranks.
@@ -47,6 +48,8 @@ class FrontCommunicator : public Communicator {
   virtual Ticket close_group(Ticket last) { return last; }
   /// Copy for a communicator of one rank.
   virtual Ticket copy(const Op& op, cuda::StreamView stream);
+  /// Makes pending operations fail; `text` is the message. Thread-safe, bounded in time.
+  virtual void fail(CommErrc code, const std::string& text) noexcept { failure_->set(code, text); }
   virtual void check_dtype(const Signature& sig) const;
 
   [[nodiscard]] const CommInfo& info() const noexcept { return info_; }

@@ -179,12 +179,6 @@ class HostCommunicator final : public FrontCommunicator {
   ~HostCommunicator() override {
     if (core_) core_->close(std::uncaught_exceptions() > 0 && !core_->idle());
   }
-  void abort(const std::string& why) noexcept override {
-    if (core_)
-      core_->fail(CommErrc::Aborted, why);
-    else
-      failure().set(CommErrc::Aborted, why);
-  }
 
  protected:
   Ticket issue(Op op, cuda::StreamView) override {
@@ -193,6 +187,10 @@ class HostCommunicator final : public FrontCommunicator {
     return Ticket(std::make_shared<HostTicket>(core_, sequence));
   }
   void issue_barrier(Op op) override { issue(std::move(op), {}).wait_host(); }
+  void fail(CommErrc code, const std::string& text) noexcept override {
+    FrontCommunicator::fail(code, text);
+    if (core_) core_->fail(code, text);
+  }
 
  private:
   std::shared_ptr<HostCore> core_;

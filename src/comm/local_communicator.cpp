@@ -53,9 +53,9 @@ Ticket LocalCommunicator::issue(Op op, cuda::StreamView) {
 
 void LocalCommunicator::issue_barrier(Op op) { issue(std::move(op), {}).wait_host(); }
 
-void LocalCommunicator::abort(const std::string& why) noexcept {
-  hub_->fail(CommErrc::Aborted, why);
-  failure().set(CommErrc::Aborted, why);
+void LocalCommunicator::fail(CommErrc code, const std::string& text) noexcept {
+  hub_->fail(code, text);
+  FrontCommunicator::fail(code, text);
 }
 
 }  // namespace fsdpp::comm

@@ -13,11 +13,11 @@ class LocalCommunicator final : public FrontCommunicator {
  public:
   LocalCommunicator(CommInfo info, std::shared_ptr<LocalHub> hub, std::function<Fault(const OperationEvent&)> on_operation);
   ~LocalCommunicator() override;
-  void abort(const std::string& why) noexcept override;
 
  protected:
   Ticket issue(Op op, cuda::StreamView stream) override;
   void issue_barrier(Op op) override;
+  void fail(CommErrc code, const std::string& text) noexcept override;
 
  private:
   [[nodiscard]] Fault ask_fault(const Op& op) const;

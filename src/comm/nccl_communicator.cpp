@@ -46,13 +46,6 @@ class NcclCommunicator final : public FrontCommunicator {
     if (core_) core_->close(std::uncaught_exceptions() > 0);
   }
 
-  void abort(const std::string& why) noexcept override {
-    if (core_)
-      core_->fail(CommErrc::Aborted, why);
-    else
-      failure().set(CommErrc::Aborted, why);
-  }
-
  protected:
   Ticket issue(Op op, cuda::StreamView stream) override {
     if (grouping_) {
@@ -71,6 +64,11 @@ class NcclCommunicator final : public FrontCommunicator {
     op.sig.count = 1;
     op.in = op.out = word_.data();
     issue(std::move(op), stream_).wait_host();
+  }
+
+  void fail(CommErrc code, const std::string& text) noexcept override {
+    FrontCommunicator::fail(code, text);
+    if (core_) core_->fail(code, text);
   }
 
   void open_group() override {

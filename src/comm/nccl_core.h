@@ -46,8 +46,9 @@ class NcclCore final : public Watched {
   void check(const char* call, ncclResult_t result);
   void abort_handle() noexcept;
   [[nodiscard]] std::shared_ptr<NcclRecord> oldest_pending();
-  void poll_async_error(Watchdog& dog);
-  void poll_time(Watchdog& dog, NcclRecord& record);
+  /// Both true while something seems wrong; report it once it was observed long enough.
+  [[nodiscard]] bool poll_async_error(Watchdog& dog);
+  [[nodiscard]] bool poll_time(Watchdog& dog, NcclRecord& record);
   [[nodiscard]] bool observed_long_enough(Watchdog& dog);
   [[nodiscard]] std::string silent_ranks(Watchdog& dog) const;
   void report_hang(Watchdog& dog, const NcclRecord& record, double seconds);

@@ -68,40 +68,42 @@ std::shared_ptr<NcclRecord> NcclCore::oldest_pending() {
 void NcclCore::poll(Watchdog& dog) {
   try {
     if (failure_->failed()) return dog.report(failure_->code(), failure_->text());
-    poll_async_error(dog);
-    if (auto record = oldest_pending(); record && !dog.failed()) poll_time(dog, *record);
+    const bool sick = poll_async_error(dog);
+    const auto record = oldest_pending();
+    const bool slow = record && poll_time(dog, *record);
+    if (!sick && !slow) suspicion_ = {};
   } catch (const CudaError& error) {
     dog.report(CommErrc::Backend, fmt::format("communicator '{}': rank {}'s device failed: {}", name_,
                                               ranks_[static_cast<size_t>(rank_)], error.what()));
   }
 }
 
-void NcclCore::poll_async_error(Watchdog& dog) {
+bool NcclCore::poll_async_error(Watchdog& dog) {
   ncclResult_t result = ncclSuccess;
   {
     std::lock_guard lock(handle_mutex_);
-    if (handle_ == nullptr || ncclCommGetAsyncError(handle_, &result) != ncclSuccess) return;
+    if (handle_ == nullptr || ncclCommGetAsyncError(handle_, &result) != ncclSuccess) return false;
   }
-  if (result == ncclSuccess || result == ncclInProgress || !observed_long_enough(dog)) return;
+  if (result == ncclSuccess || result == ncclInProgress) return false;
+  if (!observed_long_enough(dog)) return true;
   const std::string silent = silent_ranks(dog);
   const auto record = oldest_pending();
   dog.report(silent.empty() ? CommErrc::Backend : CommErrc::RemoteDied,
              fmt::format("communicator '{}': {}{}; as seen by rank {}{}", name_, record ? record->text() + ": " : "",
                          nccl_text("NCCL", result), ranks_[static_cast<size_t>(rank_)],
                          silent.empty() ? "" : fmt::format("; without a sign of life: {}", silent)));
+  return true;
 }
 
-void NcclCore::poll_time(Watchdog& dog, NcclRecord& record) {
+bool NcclCore::poll_time(Watchdog& dog, NcclRecord& record) {
   const auto now = Clock::now();
   const bool issued = record.issued.load(std::memory_order_acquire);
   if (issued && record.started == Clock::time_point{} && record.start.query()) record.started = now;
-  if (issued && record.started == Clock::time_point{}) return;  // the stream is busy with earlier work: no time-out for that
+  if (issued && record.started == Clock::time_point{}) return false;  // the stream is busy with earlier work: no time-out for that
   const auto since = issued ? record.started : record.called;
-  if (now - since <= record.op.timeout) {
-    suspicion_ = {};
-  } else if (observed_long_enough(dog)) {
-    report_hang(dog, record, std::chrono::duration<double>(now - since).count());
-  }
+  if (now - since <= record.op.timeout) return false;
+  if (observed_long_enough(dog)) report_hang(dog, record, std::chrono::duration<double>(now - since).count());
+  return true;
 }
 
 // Looks at the members' heartbeats over a while before anybody is accused; this rank's own goes on in the meantime.
