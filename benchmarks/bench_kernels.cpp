@@ -14,10 +14,9 @@
 
 /// Bandwidth of the flat-buffer kernels on one GPU. One JSON object a row:
 ///   bytes     what the kernel must read and write at least, by `formula`
-///   ms        median over repeats; each repeat works on other memory than the one before (slots together exceed twice the L2)
-///   gb_per_s  bytes / ms
-///   of_copy   gb_per_s over that of a device-to-device copy measured in the same run (row "copy": 2·n bytes)
-///   correct   the result on fresh random data equals the CPU twin's (bit for bit; norms to 1e-12)
+///   ms        median over repeats; each repeat works on other memory than the one before (slots together exceed twice
+///   the L2) gb_per_s  bytes / ms of_copy   gb_per_s over that of a device-to-device copy measured in the same run (row
+///   "copy": 2·n bytes) correct   the result on fresh random data equals the CPU twin's (bit for bit; norms to 1e-12)
 /// Exit code 1 if any row is not correct, 2 without a GPU.
 namespace {
 
@@ -72,7 +71,9 @@ class Memory {
     }
     return numbers;
   }
-  void* array(int slot, int which) const { return bytes_.at((static_cast<size_t>(slot) * kArrays + static_cast<size_t>(which)) * kArrayBytes); }
+  void* array(int slot, int which) const {
+    return bytes_.at((static_cast<size_t>(slot) * kArrays + static_cast<size_t>(which)) * kArrayBytes);
+  }
   void* result() const { return result_.at(0); }
   void* scratch() const { return scratch_.at(0); }
 
@@ -119,7 +120,8 @@ bool is_correct(const Memory& memory, const Row& row) {
   void* host_arrays[kArrays];
   void* device_arrays[kArrays];
   for (int k = 0; k < kArrays; ++k) {
-    std::rotate(host[static_cast<size_t>(k)].begin(), host[static_cast<size_t>(k)].begin() + 17 * k, host[static_cast<size_t>(k)].end());
+    std::rotate(host[static_cast<size_t>(k)].begin(), host[static_cast<size_t>(k)].begin() + 17 * k,
+                host[static_cast<size_t>(k)].end());
     host_arrays[k] = host[static_cast<size_t>(k)].data();
     device_arrays[k] = memory.array(0, k);
     check(cudaMemcpy(device_arrays[k], host_arrays[k], kChecked * 4, cudaMemcpyHostToDevice));
@@ -138,7 +140,8 @@ bool norm_is_correct(const Memory& memory, DType dtype) {
   const std::vector<float> numbers = Memory::random_numbers(kChecked);
   check(cudaMemcpy(memory.array(0, 0), numbers.data(), kChecked * 4, cudaMemcpyHostToDevice));
   check(cudaMemset(memory.result(), 0, sizeof(double)));
-  check(norm_accumulate({memory.array(0, 0), dtype, kChecked, 2.0, static_cast<double*>(memory.result()), memory.scratch()}, nullptr));
+  check(norm_accumulate(
+      {memory.array(0, 0), dtype, kChecked, 2.0, static_cast<double*>(memory.result()), memory.scratch()}, nullptr));
   double ours = 0;
   double expected = 0;
   check(cudaMemcpy(&ours, memory.result(), sizeof(double), cudaMemcpyDeviceToHost));
@@ -149,7 +152,8 @@ bool norm_is_correct(const Memory& memory, DType dtype) {
 Row cast_row(const std::string& name, DType to, DType from, bool accumulate) {
   const double width = static_cast<double>(size_of(from) + size_of(to) * (accumulate ? 2 : 1));
   const auto args = [=](void** a, int64_t n) { return CastArgs{a[0], to, a[1], from, n, 0.5, accumulate}; };
-  return {name, accumulate ? "n·(src + 2·dst)" : "n·(src + dst)", width, [=](void** a, int64_t n) { return cast(args(a, n), nullptr); },
+  return {name, accumulate ? "n·(src + 2·dst)" : "n·(src + dst)", width,
+          [=](void** a, int64_t n) { return cast(args(a, n), nullptr); },
           [=](void** a, int64_t n) { cast_cpu(args(a, n)); }};
 }
 
@@ -186,23 +190,28 @@ Row adamw_row(const std::string& name, DType grad, bool copy) {
     return args;
   };
   const double width = 6 * 4 + static_cast<double>(size_of(grad)) + (copy ? 2 : 0);
-  return {name, copy ? "n·(6·4 + grad + copy)" : "n·(6·4 + grad)", width, [=](void** a, int64_t n) { return adamw(args(a, n), nullptr); },
+  return {name, copy ? "n·(6·4 + grad + copy)" : "n·(6·4 + grad)", width,
+          [=](void** a, int64_t n) { return adamw(args(a, n), nullptr); },
           [=](void** a, int64_t n) { adamw_cpu(args(a, n)); }};
 }
 
 Row norm_row(const Memory& memory, const std::string& name, DType dtype) {
-  return {name, "n·src", static_cast<double>(size_of(dtype)),
-          [&memory, dtype](void** a, int64_t n) {
-            return norm_accumulate({a[0], dtype, n, 2.0, static_cast<double*>(memory.result()), memory.scratch()}, nullptr);
-          },
-          {}};
+  return {
+      name,
+      "n·src",
+      static_cast<double>(size_of(dtype)),
+      [&memory, dtype](void** a, int64_t n) {
+        return norm_accumulate({a[0], dtype, n, 2.0, static_cast<double*>(memory.result()), memory.scratch()}, nullptr);
+      },
+      {}};
 }
 
 Row scale_row(const Memory& memory) {
   static const double half = 0.5;
   check(cudaMemcpy(static_cast<char*>(memory.result()) + 8, &half, sizeof(double), cudaMemcpyHostToDevice));
   const auto* device = reinterpret_cast<const double*>(static_cast<char*>(memory.result()) + 8);
-  return {"scale_by f32", "2·n·4", 8, [=](void** a, int64_t n) { return scale_by(a[0], DType::F32, n, device, nullptr); },
+  return {"scale_by f32", "2·n·4", 8,
+          [=](void** a, int64_t n) { return scale_by(a[0], DType::F32, n, device, nullptr); },
           [](void** a, int64_t n) { scale_by_cpu(a[0], DType::F32, n, &half); }};
 }
 
@@ -213,14 +222,25 @@ Json machine() {
   int runtime = 0;
   check(cudaDriverGetVersion(&driver));
   check(cudaRuntimeGetVersion(&runtime));
-  return {{"gpu", properties.name}, {"l2_bytes", properties.l2CacheSize}, {"cuda_driver", driver}, {"cuda_runtime", runtime}, {"compiler", __VERSION__}};
+  return {{"gpu", properties.name},
+          {"l2_bytes", properties.l2CacheSize},
+          {"cuda_driver", driver},
+          {"cuda_runtime", runtime},
+          {"compiler", __VERSION__}};
 }
 
 bool run() {
   const Json where = machine();
   const Memory memory;
   const std::vector<Row> rows{
-      {"copy", "2·n·4", 8, [](void** a, int64_t n) { return static_cast<int>(cudaMemcpyAsync(a[0], a[1], static_cast<size_t>(n) * 4, cudaMemcpyDeviceToDevice, nullptr)); }, {}},
+      {"copy",
+       "2·n·4",
+       8,
+       [](void** a, int64_t n) {
+         return static_cast<int>(
+             cudaMemcpyAsync(a[0], a[1], static_cast<size_t>(n) * 4, cudaMemcpyDeviceToDevice, nullptr));
+       },
+       {}},
       cast_row("cast f32 to bf16", DType::BF16, DType::F32, false),
       cast_row("cast bf16 to f32", DType::F32, DType::BF16, false),
       cast_row("cast bf16 to f32, accumulate", DType::F32, DType::BF16, true),
@@ -241,10 +261,12 @@ bool run() {
     const double rate = bytes / ms / 1e6;
     if (row.name == "copy") copy_rate = rate;
     bool correct = is_correct(memory, row);
-    if (row.name.starts_with("norm")) correct = norm_is_correct(memory, row.bytes_per_element == 4 ? DType::F32 : DType::BF16);
+    if (row.name.starts_with("norm"))
+      correct = norm_is_correct(memory, row.bytes_per_element == 4 ? DType::F32 : DType::BF16);
     all_correct = all_correct && correct;
-    std::cout << Json{{"bench", "kernels"}, {"name", row.name}, {"n", kNumel}, {"formula", row.formula}, {"bytes", bytes}, {"ms", ms},
-                      {"gb_per_s", rate}, {"of_copy", rate / copy_rate}, {"correct", correct}, {"machine", where}}
+    std::cout << Json{{"bench", "kernels"}, {"name", row.name}, {"n", kNumel},      {"formula", row.formula},
+                      {"bytes", bytes},     {"ms", ms},         {"gb_per_s", rate}, {"of_copy", rate / copy_rate},
+                      {"correct", correct}, {"machine", where}}
               << std::endl;
   }
   return all_correct;

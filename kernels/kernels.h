@@ -4,9 +4,10 @@
 
 struct CUstream_st;
 
-/// Flat-buffer kernels. No LibTorch here: raw pointers and sizes in, an error code out. Each has a CPU twin with the same
-/// arithmetic, which is also the reference in tests. CUDA launchers queue on `stream`, never synchronise, allocate nothing,
-/// and return a cudaError_t as int (0 = success). Pointers of a CUDA launcher are device pointers unless said otherwise.
+/// Flat-buffer kernels. No LibTorch here: raw pointers and sizes in, an error code out. Each has a CPU twin with the
+/// same arithmetic, which is also the reference in tests. CUDA launchers queue on `stream`, never synchronise, allocate
+/// nothing, and return a cudaError_t as int (0 = success). Pointers of a CUDA launcher are device pointers unless said
+/// otherwise.
 namespace fsdpp::kernels {
 
 enum class DType : int { F32, F64, F16, BF16 };
@@ -32,9 +33,9 @@ struct PackPiece {
   int64_t offset = 0;
   int64_t numel = 0;
 };
-/// Writes many contiguous tensors of one dtype into one flat buffer, dst = cast(scale · src) (+= with `accumulate`, zero
-/// pieces then change nothing). Pieces (a host array, read before the call returns) must not overlap. One launch for up to
-/// kMaxPackPieces pieces, more launches beyond.
+/// Writes many contiguous tensors of one dtype into one flat buffer, dst = cast(scale · src) (+= with `accumulate`,
+/// zero pieces then change nothing). Pieces (a host array, read before the call returns) must not overlap. One launch
+/// for up to kMaxPackPieces pieces, more launches beyond.
 inline constexpr int kMaxPackPieces = 96;
 struct PackArgs {
   void* dst = nullptr;
@@ -49,9 +50,11 @@ int pack(const PackArgs& args, CUstream_st* stream);
 void pack_cpu(const PackArgs& args);
 
 /// Decoupled weight decay Adam (Loshchilov & Hutter, arXiv 1711.05101) as PyTorch's AdamW computes it, one pass:
-///   p -= lr·wd·p;  m = β1·m + (1−β1)·g;  v = β2·v + (1−β2)·g²;  p -= lr/bc1 · m / (sqrt(v)/sqrt(bc2) + eps),  bc_k = 1 − β_k^step.
+///   p -= lr·wd·p;  m = β1·m + (1−β1)·g;  v = β2·v + (1−β2)·g²;  p -= lr/bc1 · m / (sqrt(v)/sqrt(bc2) + eps),  bc_k = 1
+///   − β_k^step.
 /// g = grad · grad_scale, and · *grad_scale_device when that is not null (one float on the device).
-/// Moments are fp32 (fp64 if param_dtype is F64). `param_copy`, when given, receives the new parameter cast to copy_dtype.
+/// Moments are fp32 (fp64 if param_dtype is F64). `param_copy`, when given, receives the new parameter cast to
+/// copy_dtype.
 struct AdamWArgs {
   void* param = nullptr;
   DType param_dtype = DType::F32;
@@ -86,8 +89,8 @@ struct NormArgs {
 int norm_accumulate(const NormArgs& args, CUstream_st* stream);
 void norm_accumulate_cpu(const NormArgs& args);
 
-/// x[i] *= *coefficient (one double in device memory; on the CPU twin host memory), in fp32 (fp64 for F64). NaN and infinity
-/// times 0 become NaN. A coefficient of 1 touches nothing.
+/// x[i] *= *coefficient (one double in device memory; on the CPU twin host memory), in fp32 (fp64 for F64). NaN and
+/// infinity times 0 become NaN. A coefficient of 1 touches nothing.
 int scale_by(void* data, DType dtype, int64_t numel, const double* coefficient, CUstream_st* stream);
 void scale_by_cpu(void* data, DType dtype, int64_t numel, const double* coefficient);
 

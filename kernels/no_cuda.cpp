@@ -11,7 +11,8 @@ int pack(const PackArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupport
 int adamw(const AdamWArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 size_t norm_scratch_bytes() { return 0; }
 int norm_accumulate(const NormArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
-int scale_by(void* /*data*/, DType /*dtype*/, int64_t /*numel*/, const double* /*coefficient*/, CUstream_st* /*stream*/) {
+int scale_by(void* /*data*/, DType /*dtype*/, int64_t /*numel*/, const double* /*coefficient*/,
+             CUstream_st* /*stream*/) {
   return kNotSupported;
 }
 

@@ -10,7 +10,8 @@ using namespace cpu;
 
 /// One block, in the order of operations of PyTorch's single-tensor AdamW.
 template <class C>
-void update(const AdamWScalars<C>& s, int64_t n, C* __restrict p, const C* __restrict grad, C* __restrict m, C* __restrict v) {
+void update(const AdamWScalars<C>& s, int64_t n, C* __restrict p, const C* __restrict grad, C* __restrict m,
+            C* __restrict v) {
   for (int64_t i = 0; i < n; ++i) {
     const C g = grad[i] * s.grad_scale;
     m[i] = m[i] * s.beta1 + g * s.one_minus_beta1;

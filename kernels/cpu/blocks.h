@@ -6,8 +6,8 @@
 #include "kernels/cpu/half.h"
 #include "kernels/kernels.h"
 
-/// The CPU twins work block by block: load a block as the compute type C (float or double), compute, store it. A block stays in
-/// the first-level cache, and each loop is over one type only.
+/// The CPU twins work block by block: load a block as the compute type C (float or double), compute, store it. A block
+/// stays in the first-level cache, and each loop is over one type only.
 namespace fsdpp::kernels::cpu {
 
 inline constexpr int64_t kBlock = 512;

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <cstring>
 
-/// 16-bit floating-point numbers as bits, converted on the CPU: round to nearest even, infinities and NaN kept (any NaN becomes
-/// a quiet one). No branches that depend on data, so that loops over them vectorise.
+/// 16-bit floating-point numbers as bits, converted on the CPU: round to nearest even, infinities and NaN kept (any NaN
+/// becomes a quiet one). No branches that depend on data, so that loops over them vectorise.
 namespace fsdpp::kernels::cpu {
 
 struct Half {
@@ -38,7 +38,7 @@ inline float to_float(Half x) {
   const uint32_t magnitude = (x.bits & 0x7fffU) << 13;
   const uint32_t sign = (x.bits & 0x8000U) << 16;
   const uint32_t normal = magnitude + kRebias;
-  const uint32_t special = normal + kRebias;                                             // infinity and NaN
+  const uint32_t special = normal + kRebias;                                                 // infinity and NaN
   const uint32_t subnormal = bits_of(float_of(normal + (1U << 23)) - float_of(113U << 23));  // 2^-14 · (1 + m) - 2^-14
   const uint32_t exponent = magnitude & (0x1fU << 23);
   const uint32_t finite = exponent == 0 ? subnormal : normal;

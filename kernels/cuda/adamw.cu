@@ -43,10 +43,14 @@ template <int N, class C>
 __device__ void store_copy(void* copy, DType dtype, int64_t i, const C (&values)[N]) {
   if (copy == nullptr) return;
   switch (dtype) {
-    case DType::F32: return store_copy_as<N, float>(copy, i, values);
-    case DType::F64: return store_copy_as<N, double>(copy, i, values);
-    case DType::F16: return store_copy_as<N, __half>(copy, i, values);
-    case DType::BF16: return store_copy_as<N, __nv_bfloat16>(copy, i, values);
+    case DType::F32:
+      return store_copy_as<N, float>(copy, i, values);
+    case DType::F64:
+      return store_copy_as<N, double>(copy, i, values);
+    case DType::F16:
+      return store_copy_as<N, __half>(copy, i, values);
+    case DType::BF16:
+      return store_copy_as<N, __nv_bfloat16>(copy, i, values);
   }
 }
 
@@ -71,7 +75,8 @@ __device__ void update_at(const Pointers<P, G>& t, int64_t i, const AdamWScalars
 }
 
 template <class P, class G, class C>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(Pointers<P, G> t, AdamWScalars<C> s, const float* grad_scale_device) {
+__global__ void __launch_bounds__(kThreads)
+    adamw_kernel(Pointers<P, G> t, AdamWScalars<C> s, const float* grad_scale_device) {
   const C grad_scale = grad_scale_device == nullptr ? s.grad_scale : s.grad_scale * static_cast<C>(*grad_scale_device);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -92,11 +97,18 @@ template <class P, class G>
 int launch_as(const AdamWArgs& a, cudaStream_t stream) {
   using C = typename ComputeType<P>::type;
   constexpr int kVec = Pointers<P, G>::kVec;
-  Pointers<P, G> t{static_cast<P*>(a.param),          static_cast<const G*>(a.grad), static_cast<C*>(a.exp_avg),
-                   static_cast<C*>(a.exp_avg_sq),     a.param_copy,                  a.copy_dtype,
-                   a.numel,                           values_to_alignment<kVec>(static_cast<const P*>(a.param)), 0};
-  if (is_vec_aligned<kVec>(t.param + t.head) && is_vec_aligned<kVec>(t.grad + t.head) && is_vec_aligned<kVec>(t.exp_avg + t.head) &&
-      is_vec_aligned<kVec>(t.exp_avg_sq + t.head) && copy_is_aligned(a, t.head, kVec) && a.numel > t.head) {
+  Pointers<P, G> t{static_cast<P*>(a.param),
+                   static_cast<const G*>(a.grad),
+                   static_cast<C*>(a.exp_avg),
+                   static_cast<C*>(a.exp_avg_sq),
+                   a.param_copy,
+                   a.copy_dtype,
+                   a.numel,
+                   values_to_alignment<kVec>(static_cast<const P*>(a.param)),
+                   0};
+  if (is_vec_aligned<kVec>(t.param + t.head) && is_vec_aligned<kVec>(t.grad + t.head) &&
+      is_vec_aligned<kVec>(t.exp_avg + t.head) && is_vec_aligned<kVec>(t.exp_avg_sq + t.head) &&
+      copy_is_aligned(a, t.head, kVec) && a.numel > t.head) {
     t.vectors = (a.numel - t.head) / kVec;
   }
   if (t.vectors == 0) t.head = 0;

@@ -5,8 +5,8 @@
 namespace fsdpp::kernels {
 namespace {
 
-/// Up to kMaxPackPieces pieces by value; piece k is tiles [first_tile[k], first_tile[k + 1]) of the launch. A tile is what a
-/// block copies before it looks for its next one.
+/// Up to kMaxPackPieces pieces by value; piece k is tiles [first_tile[k], first_tile[k + 1]) of the launch. A tile is
+/// what a block copies before it looks for its next one.
 struct PieceTable {
   int64_t tile_numel;
   PackPiece pieces[kMaxPackPieces];
@@ -148,7 +148,8 @@ int pack(const PackArgs& a, CUstream_st* stream) {
   for (int next = 0; next < a.count;) {
     const PieceTable table = take_pieces(a, next);
     const int error = with_type(a.dst_dtype, [&](auto dst) {
-      return with_type(a.src_dtype, [&](auto src) { return launch_as<decltype(dst), decltype(src)>(a, table, stream); });
+      return with_type(a.src_dtype,
+                       [&](auto src) { return launch_as<decltype(dst), decltype(src)>(a, table, stream); });
     });
     if (error != 0) return error;
   }

@@ -32,7 +32,8 @@ __device__ double term(double x, double p) {
 }
 
 template <Kind K, class T>
-__global__ void __launch_bounds__(kThreads) partial_kernel(const T* src, int64_t numel, double p, bool aligned, double* partials) {
+__global__ void __launch_bounds__(kThreads)
+    partial_kernel(const T* src, int64_t numel, double p, bool aligned, double* partials) {
   constexpr int kVec = vec_length<T>();
   const Combine<K> combine;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -79,7 +80,8 @@ int launch(const NormArgs& a, cudaStream_t stream) {
   const int error = with_type(a.src_dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto* src = static_cast<const T*>(a.src);
-    partial_kernel<K><<<kBlocks, kThreads, 0, stream>>>(src, a.numel, a.p, is_vec_aligned<vec_length<T>()>(src), partials);
+    partial_kernel<K>
+        <<<kBlocks, kThreads, 0, stream>>>(src, a.numel, a.p, is_vec_aligned<vec_length<T>()>(src), partials);
     return static_cast<int>(cudaGetLastError());
   });
   if (error != 0) return error;

@@ -34,22 +34,38 @@ struct ComputeType<__nv_bfloat16, double> {
 };
 
 template <class C>
-__device__ C to_compute(float x) { return static_cast<C>(x); }
+__device__ C to_compute(float x) {
+  return static_cast<C>(x);
+}
 template <class C>
-__device__ C to_compute(double x) { return static_cast<C>(x); }
+__device__ C to_compute(double x) {
+  return static_cast<C>(x);
+}
 template <class C>
-__device__ C to_compute(__half x) { return static_cast<C>(__half2float(x)); }
+__device__ C to_compute(__half x) {
+  return static_cast<C>(__half2float(x));
+}
 template <class C>
-__device__ C to_compute(__nv_bfloat16 x) { return static_cast<C>(__bfloat162float(x)); }
+__device__ C to_compute(__nv_bfloat16 x) {
+  return static_cast<C>(__bfloat162float(x));
+}
 
 template <class C>
-__device__ void from_compute(C x, float& out) { out = static_cast<float>(x); }
+__device__ void from_compute(C x, float& out) {
+  out = static_cast<float>(x);
+}
 template <class C>
-__device__ void from_compute(C x, double& out) { out = static_cast<double>(x); }
+__device__ void from_compute(C x, double& out) {
+  out = static_cast<double>(x);
+}
 template <class C>
-__device__ void from_compute(C x, __half& out) { out = __float2half_rn(static_cast<float>(x)); }
+__device__ void from_compute(C x, __half& out) {
+  out = __float2half_rn(static_cast<float>(x));
+}
 template <class C>
-__device__ void from_compute(C x, __nv_bfloat16& out) { out = __float2bfloat16_rn(static_cast<float>(x)); }
+__device__ void from_compute(C x, __nv_bfloat16& out) {
+  out = __float2bfloat16_rn(static_cast<float>(x));
+}
 
 /// An unsigned type of this many bytes, which the compiler loads and stores in one instruction.
 template <int Bytes>
@@ -106,8 +122,8 @@ constexpr int vec_length() {
   return static_cast<int>(16 / (kAB > sizeof(C) ? kAB : sizeof(C)));
 }
 
-/// use(k, load(k)) for k = first, first + stride, … below count, with kStages loads under way before the first of them is used:
-/// the compiler may not move loads above stores that could alias.
+/// use(k, load(k)) for k = first, first + stride, … below count, with kStages loads under way before the first of them
+/// is used: the compiler may not move loads above stores that could alias.
 constexpr int kStages = 4;
 template <class Load, class Use>
 __device__ void staged_loop(int64_t first, int64_t stride, int64_t count, Load load, Use use) {
@@ -137,7 +153,8 @@ __host__ __device__ int64_t values_to_alignment(const T* p) {
   return static_cast<int64_t>((kBytes - reinterpret_cast<uintptr_t>(p) % kBytes) % kBytes / sizeof(T));
 }
 
-/// Blocks for `work` blocks' worth of work in a grid-stride loop: all of them, or as many as fill the device `waves` times.
+/// Blocks for `work` blocks' worth of work in a grid-stride loop: all of them, or as many as fill the device `waves`
+/// times.
 inline cudaError_t grid_size(int64_t work, unsigned waves, unsigned* blocks) {
   int device = 0;
   int processors = 0;
@@ -152,10 +169,14 @@ inline cudaError_t grid_size(int64_t work, unsigned waves, unsigned* blocks) {
 template <class F>
 int with_type(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::F32: return f(float{});
-    case DType::F64: return f(double{});
-    case DType::F16: return f(__half{});
-    case DType::BF16: return f(__nv_bfloat16{});
+    case DType::F32:
+      return f(float{});
+    case DType::F64:
+      return f(double{});
+    case DType::F16:
+      return f(__half{});
+    case DType::BF16:
+      return f(__nv_bfloat16{});
   }
   return static_cast<int>(cudaErrorInvalidValue);
 }

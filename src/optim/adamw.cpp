@@ -42,24 +42,28 @@ c10::ScalarType state_dtype(const Entry& entry) {
 void check_options(const AdamWOptions& o) {
   FSDPP_ENFORCE(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0, ConfigError,
                 "AdamW: expected lr, eps and weight_decay >= 0, got {}, {}, {}", o.lr, o.eps, o.weight_decay);
-  FSDPP_ENFORCE(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, ConfigError, "AdamW: expected betas in [0, 1), got {}, {}",
-                o.beta1, o.beta2);
+  FSDPP_ENFORCE(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, ConfigError,
+                "AdamW: expected betas in [0, 1), got {}, {}", o.beta1, o.beta2);
 }
 
 void check_handle(const Entry& e) {
   const at::Tensor& h = e.handle;
   FSDPP_ENFORCE(!e.sharded || (h.sizes() == at::IntArrayRef(e.sizes) && h.scalar_type() == e.dtype), UsageError,
-                "{}: parameter '{}' is not sharded now: expected the local shard [{}] of {}, got [{}] of {}. Try: reshard() its unit first",
+                "{}: parameter '{}' is not sharded now: expected the local shard [{}] of {}, got [{}] of {}. Try: "
+                "reshard() its unit first",
                 kStep, e.name, fmt::join(e.sizes, ", "), c10::toString(e.dtype), fmt::join(h.sizes(), ", "),
                 c10::toString(h.scalar_type()));
   FSDPP_ENFORCE(has_kernel_dtype(h.scalar_type()), UsageError,
-                "{}: parameter '{}': expected float32, float64, float16 or bfloat16, got {}", kStep, e.name, c10::toString(h.scalar_type()));
-  FSDPP_ENFORCE(h.is_non_overlapping_and_dense(), UsageError,
-                "{}: parameter '{}': expected dense memory without overlap, got strides [{}]. Try: a contiguous() parameter", kStep, e.name,
-                fmt::join(h.strides(), ", "));
+                "{}: parameter '{}': expected float32, float64, float16 or bfloat16, got {}", kStep, e.name,
+                c10::toString(h.scalar_type()));
+  FSDPP_ENFORCE(
+      h.is_non_overlapping_and_dense(), UsageError,
+      "{}: parameter '{}': expected dense memory without overlap, got strides [{}]. Try: a contiguous() parameter",
+      kStep, e.name, fmt::join(h.strides(), ", "));
   FSDPP_ENFORCE(!e.exp_avg.defined() || (e.exp_avg.sizes() == h.sizes() && e.exp_avg.device() == h.device() &&
                                          e.exp_avg.scalar_type() == state_dtype(e)),
-                UsageError, "{}: parameter '{}' has another shape, dtype or device than its state. Try: a new AdamW", kStep, e.name);
+                UsageError, "{}: parameter '{}' has another shape, dtype or device than its state. Try: a new AdamW",
+                kStep, e.name);
 }
 
 /// The gradient in the memory layout of the parameter.
@@ -94,7 +98,8 @@ FlatRange range_of(const Update& update) {
   FlatRange range;
   range.arrays = {array_of(e.handle), array_of(update.grad), array_of(e.exp_avg), array_of(e.exp_avg_sq)};
   range.numel = e.handle.numel();
-  range.kind = {static_cast<int64_t>(e.handle.scalar_type()), static_cast<int64_t>(update.grad.scalar_type()), e.step, 0};
+  range.kind = {static_cast<int64_t>(e.handle.scalar_type()), static_cast<int64_t>(update.grad.scalar_type()), e.step,
+                0};
   range.device = e.handle.device();
   return range;
 }
@@ -115,7 +120,9 @@ void launch(const FlatRange& range, const AdamWOptions& o, double grad_scale) {
   args.weight_decay = o.weight_decay;
   args.step = range.kind[2];
   args.grad_scale = grad_scale;
-  run_kernel("adamw", range.device, [&](auto stream) { return kernels::adamw(args, stream); }, [&] { kernels::adamw_cpu(args); });
+  run_kernel(
+      "adamw", range.device, [&](auto stream) { return kernels::adamw(args, stream); },
+      [&] { kernels::adamw_cpu(args); });
 }
 
 /// Autograd must see that the parameter changed: the kernel wrote behind its back.
@@ -160,7 +167,8 @@ struct AdamW::Impl {
   }
 };
 
-AdamW::AdamW(const torch::nn::Module& model, AdamWOptions options) : impl_(std::make_unique<Impl>(collect_params(model))) {
+AdamW::AdamW(const torch::nn::Module& model, AdamWOptions options)
+    : impl_(std::make_unique<Impl>(collect_params(model))) {
   check_options(options);
   impl_->options = options;
 }

@@ -35,7 +35,8 @@ std::vector<Group> group_gradients(const ModelParams& params) {
   };
   for (const auto& p : params.sharded) {
     Group& group = group_for(p.mesh.get(), p.mesh->device());
-    if (at::Tensor grad = checked_grad(kWho, p.name, p.handle, p.local_sizes()); grad.defined()) group.grads.push_back(std::move(grad));
+    if (at::Tensor grad = checked_grad(kWho, p.name, p.handle, p.local_sizes()); grad.defined())
+      group.grads.push_back(std::move(grad));
   }
   for (const auto& p : params.plain) {
     at::Tensor grad = checked_grad(kWho, p.name, p.handle, p.handle.sizes());
@@ -44,7 +45,8 @@ std::vector<Group> group_gradients(const ModelParams& params) {
   return groups;
 }
 
-/// Neighbouring gradients as one range. Padding between them is not read: it need not be finite after a non-finite step.
+/// Neighbouring gradients as one range. Padding between them is not read: it need not be finite after a non-finite
+/// step.
 std::vector<FlatRange> ranges_of(const std::vector<at::Tensor>& grads) {
   std::vector<FlatRange> ranges;
   for (const at::Tensor& grad : grads) {
@@ -61,25 +63,31 @@ std::vector<FlatRange> ranges_of(const std::vector<at::Tensor>& grads) {
 /// Adds the group's gradients to `sum` (one double on the group's device).
 void accumulate(const Group& group, double p, const at::Tensor& sum) {
   std::vector<at::Tensor> dense;
-  for (const at::Tensor& grad : group.grads) dense.push_back(grad.is_non_overlapping_and_dense() ? grad : grad.contiguous());
+  for (const at::Tensor& grad : group.grads)
+    dense.push_back(grad.is_non_overlapping_and_dense() ? grad : grad.contiguous());
   at::Tensor scratch;
-  if (group.device.is_cuda()) scratch = at::empty({static_cast<int64_t>(kernels::norm_scratch_bytes())}, sum.options().dtype(c10::kByte));
+  if (group.device.is_cuda())
+    scratch = at::empty({static_cast<int64_t>(kernels::norm_scratch_bytes())}, sum.options().dtype(c10::kByte));
   for (const FlatRange& range : ranges_of(dense)) {
-    const kernels::NormArgs args{range.arrays[0].data, kernel_dtype(static_cast<c10::ScalarType>(range.kind[0])), range.numel, p,
-                                 sum.mutable_data_ptr<double>(), scratch.defined() ? scratch.mutable_data_ptr() : nullptr};
-    run_kernel("norm_accumulate", group.device, [&](auto stream) { return kernels::norm_accumulate(args, stream); },
-               [&] { kernels::norm_accumulate_cpu(args); });
+    const kernels::NormArgs args{
+        range.arrays[0].data,           kernel_dtype(static_cast<c10::ScalarType>(range.kind[0])), range.numel, p,
+        sum.mutable_data_ptr<double>(), scratch.defined() ? scratch.mutable_data_ptr() : nullptr};
+    run_kernel(
+        "norm_accumulate", group.device, [&](auto stream) { return kernels::norm_accumulate(args, stream); },
+        [&] { kernels::norm_accumulate_cpu(args); });
   }
 }
 
-/// Joins the ranks' sums. The largest value travels as the bits of a non-negative double, which order like the numbers, with
-/// NaN above infinity: a maximum of doubles may lose a NaN.
+/// Joins the ranks' sums. The largest value travels as the bits of a non-negative double, which order like the numbers,
+/// with NaN above infinity: a maximum of doubles may lose a NaN.
 void all_reduce(comm::Mesh& mesh, double p, const at::Tensor& sum) {
   if (mesh.shard_size() == 1) return;
   const cuda::StreamView stream = cuda::current_stream(mesh.device());
   const bool largest = std::isinf(p);
   const comm::Buffer buffer{sum.mutable_data_ptr(), 1, largest ? c10::ScalarType::Long : c10::ScalarType::Double};
-  mesh.reduce_comm().all_reduce(buffer, buffer, largest ? comm::ReduceOp::Max : comm::ReduceOp::Sum, stream, {"grad_norm"}).wait(stream);
+  mesh.reduce_comm()
+      .all_reduce(buffer, buffer, largest ? comm::ReduceOp::Max : comm::ReduceOp::Sum, stream, {"grad_norm"})
+      .wait(stream);
 }
 
 /// Sum (or maximum) over all groups. Unsharded gradients are equal on all ranks: they join after the all-reduce.
@@ -133,8 +141,10 @@ void scale(const Group& group, double coefficient) {
     const kernels::DType dtype = kernel_dtype(static_cast<c10::ScalarType>(range.kind[0]));
     const auto* value = factor.const_data_ptr<double>();
     char* data = range.arrays[0].data;
-    run_kernel("scale_by", group.device, [&](auto stream) { return kernels::scale_by(data, dtype, range.numel, value, stream); },
-               [&] { kernels::scale_by_cpu(data, dtype, range.numel, value); });
+    run_kernel(
+        "scale_by", group.device,
+        [&](auto stream) { return kernels::scale_by(data, dtype, range.numel, value, stream); },
+        [&] { kernels::scale_by_cpu(data, dtype, range.numel, value); });
   }
 }
 
@@ -149,8 +159,10 @@ double clip_grads_of(const ModelParams& params, double max_norm, double p, bool 
   const at::NoGradGuard no_grad;
   const std::vector<Group> groups = group_gradients(params);
   const double norm = norm_of(groups, p);
-  FSDPP_ENFORCE(!error_if_nonfinite || std::isfinite(norm), Error,
-                "{}: expected a finite norm of order {}, got {}. Try: a smaller learning rate, or error_if_nonfinite = false", kWho, p, norm);
+  FSDPP_ENFORCE(
+      !error_if_nonfinite || std::isfinite(norm), Error,
+      "{}: expected a finite norm of order {}, got {}. Try: a smaller learning rate, or error_if_nonfinite = false",
+      kWho, p, norm);
   double coefficient = max_norm / (norm + 1e-6);
   if (coefficient > 1.0) coefficient = 1.0;  // NaN stays NaN
   for (const Group& group : groups) {

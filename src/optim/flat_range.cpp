@@ -59,11 +59,16 @@ bool has_kernel_dtype(c10::ScalarType type) noexcept {
 
 kernels::DType kernel_dtype(c10::ScalarType type) {
   switch (type) {
-    case c10::ScalarType::Float: return kernels::DType::F32;
-    case c10::ScalarType::Double: return kernels::DType::F64;
-    case c10::ScalarType::Half: return kernels::DType::F16;
-    case c10::ScalarType::BFloat16: return kernels::DType::BF16;
-    default: fail<UsageError>("expected a dtype of float32, float64, float16, bfloat16; got {}", c10::toString(type));
+    case c10::ScalarType::Float:
+      return kernels::DType::F32;
+    case c10::ScalarType::Double:
+      return kernels::DType::F64;
+    case c10::ScalarType::Half:
+      return kernels::DType::F16;
+    case c10::ScalarType::BFloat16:
+      return kernels::DType::BF16;
+    default:
+      fail<UsageError>("expected a dtype of float32, float64, float16, bfloat16; got {}", c10::toString(type));
   }
 }
 

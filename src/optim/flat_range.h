@@ -26,9 +26,9 @@ struct FlatRange {
 /// The memory of a non-overlapping, dense tensor.
 [[nodiscard]] FlatRange::Array array_of(const at::Tensor& tensor);
 
-/// Joins ranges of the same storages that follow each other in all of their arrays, into as few as possible, over gaps of up to
-/// `max_gap_bytes` (in the first array); empty ranges vanish. The result is in the order of the list given, not of addresses,
-/// so that sums over it are the same bits in every run.
+/// Joins ranges of the same storages that follow each other in all of their arrays, into as few as possible, over gaps
+/// of up to `max_gap_bytes` (in the first array); empty ranges vanish. The result is in the order of the list given,
+/// not of addresses, so that sums over it are the same bits in every run.
 [[nodiscard]] std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t max_gap_bytes);
 
 /// Whether the kernels know the dtype; and its name there.

@@ -14,7 +14,8 @@ void run_kernel(const char* what, c10::Device device, OnCuda&& on_cuda, OnCpu&& 
   if (!device.is_cuda()) return on_cpu();
   const c10::DeviceGuard guard(device);
   const int status = on_cuda(cuda::current_stream(device).handle());
-  FSDPP_ENFORCE(status == 0, CudaError, "kernel {} could not be launched on {}: CUDA error {}", what, device.str(), status);
+  FSDPP_ENFORCE(status == 0, CudaError, "kernel {} could not be launched on {}: CUDA error {}", what, device.str(),
+                status);
 }
 
 }  // namespace fsdpp::optim

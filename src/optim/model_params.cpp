@@ -27,12 +27,14 @@ ModelParams collect_params(const torch::nn::Module& model) {
 at::Tensor checked_grad(const char* who, const std::string& name, const at::Tensor& handle, at::IntArrayRef sizes) {
   const at::Tensor grad = handle.grad();
   if (!grad.defined()) return grad;
-  FSDPP_ENFORCE(grad.layout() == c10::kStrided, UsageError, "{}: parameter '{}': expected a dense gradient, got a sparse one", who, name);
+  FSDPP_ENFORCE(grad.layout() == c10::kStrided, UsageError,
+                "{}: parameter '{}': expected a dense gradient, got a sparse one", who, name);
   FSDPP_ENFORCE(grad.sizes() == sizes, UsageError,
-                "{}: parameter '{}': expected a gradient of shape [{}], got [{}]. Try: reshard() the unit first", who, name,
-                fmt::join(sizes, ", "), fmt::join(grad.sizes(), ", "));
-  FSDPP_ENFORCE(grad.device() == handle.device(), UsageError, "{}: parameter '{}': expected a gradient on {}, got one on {}", who, name,
-                handle.device().str(), grad.device().str());
+                "{}: parameter '{}': expected a gradient of shape [{}], got [{}]. Try: reshard() the unit first", who,
+                name, fmt::join(sizes, ", "), fmt::join(grad.sizes(), ", "));
+  FSDPP_ENFORCE(grad.device() == handle.device(), UsageError,
+                "{}: parameter '{}': expected a gradient on {}, got one on {}", who, name, handle.device().str(),
+                grad.device().str());
   FSDPP_ENFORCE(has_kernel_dtype(grad.scalar_type()), UsageError,
                 "{}: parameter '{}': expected a gradient of float32, float64, float16 or bfloat16, got {}", who, name,
                 c10::toString(grad.scalar_type()));

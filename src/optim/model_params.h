@@ -24,8 +24,10 @@ struct ModelParams {
 };
 [[nodiscard]] ModelParams collect_params(const torch::nn::Module& model);
 
-/// The gradient of a parameter, undefined if there is none. Throws UsageError when it is sparse, on another device than the
-/// parameter, of a dtype without a kernel, or not shaped like `sizes`. `who` is the calling function, for the message.
-[[nodiscard]] at::Tensor checked_grad(const char* who, const std::string& name, const at::Tensor& handle, at::IntArrayRef sizes);
+/// The gradient of a parameter, undefined if there is none. Throws UsageError when it is sparse, on another device than
+/// the parameter, of a dtype without a kernel, or not shaped like `sizes`. `who` is the calling function, for the
+/// message.
+[[nodiscard]] at::Tensor checked_grad(const char* who, const std::string& name, const at::Tensor& handle,
+                                      at::IntArrayRef sizes);
 
 }  // namespace fsdpp::optim

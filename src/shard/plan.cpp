@@ -14,21 +14,24 @@ using detail::kMaxElements;
 void check_options(const PlanOptions& o) {
   FSDPP_ENFORCE(o.world_size >= 1, ConfigError, "make_plan: expected world_size >= 1, got {}", o.world_size);
   FSDPP_ENFORCE(o.param_align >= 1 && o.slice_align >= o.param_align && o.slice_align % o.param_align == 0, ConfigError,
-                "make_plan: expected param_align >= 1 and slice_align a multiple of it, got {} and {}", o.param_align, o.slice_align);
+                "make_plan: expected param_align >= 1 and slice_align a multiple of it, got {} and {}", o.param_align,
+                o.slice_align);
   FSDPP_ENFORCE(std::isfinite(o.padding_fraction) && o.padding_fraction >= 0 && o.padding_per_rank >= 0, ConfigError,
-                "make_plan: expected padding_fraction >= 0 and padding_per_rank >= 0, got {} and {}", o.padding_fraction,
-                o.padding_per_rank);
+                "make_plan: expected padding_fraction >= 0 and padding_per_rank >= 0, got {} and {}",
+                o.padding_fraction, o.padding_per_rank);
 }
 
 int64_t checked(__int128 value) {
-  FSDPP_ENFORCE(value <= kMaxElements, ConfigError,
-                "make_plan: expected at most 2^62 elements with padding, got more. Try: a smaller unit or smaller alignment");
+  FSDPP_ENFORCE(
+      value <= kMaxElements, ConfigError,
+      "make_plan: expected at most 2^62 elements with padding, got more. Try: a smaller unit or smaller alignment");
   return static_cast<int64_t>(value);
 }
 
 int64_t checked_numel(const ParamShape& shape, size_t index) {
   FSDPP_ENFORCE(shape.rows >= 0 && shape.row_numel >= 0, ConfigError,
-                "make_plan: parameter {}: expected sizes >= 0, got {} rows of {} elements", index, shape.rows, shape.row_numel);
+                "make_plan: parameter {}: expected sizes >= 0, got {} rows of {} elements", index, shape.rows,
+                shape.row_numel);
   return checked(static_cast<__int128>(shape.rows) * shape.row_numel);
 }
 
@@ -46,8 +49,8 @@ int64_t padding_bound(const Plan& plan, int64_t align_padding) {
 
 Range Plan::local_range(size_t param, int rank) const {
   const ParamPlacement& p = params.at(param);
-  FSDPP_ENFORCE(rank >= 0 && rank < options.world_size, UsageError, "Plan::local_range: expected a rank in [0, {}), got {}",
-                options.world_size, rank);
+  FSDPP_ENFORCE(rank >= 0 && rank < options.world_size, UsageError,
+                "Plan::local_range: expected a rank in [0, {}), got {}", options.world_size, rank);
   const int64_t begin = slice_numel * rank - p.offset;
   return {std::clamp<int64_t>(begin, 0, p.numel), std::clamp<int64_t>(begin + slice_numel, 0, p.numel)};
 }

@@ -6,7 +6,8 @@
 
 #include "fsdpp/shard/plan.h"
 
-/// Inside of the planner: packing for one slice size (plan_pack.cpp) and the search for the slice size (plan_search.cpp).
+/// Inside of the planner: packing for one slice size (plan_pack.cpp) and the search for the slice size
+/// (plan_search.cpp).
 namespace fsdpp::shard::detail {
 
 inline constexpr int64_t kMaxElements = int64_t{1} << 62;

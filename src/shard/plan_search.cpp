@@ -6,9 +6,9 @@
 namespace fsdpp::shard::detail {
 namespace {
 
-constexpr size_t kLinearLevels = 64;        // up to this many parameters with rows, every level is tried
-constexpr size_t kManyItems = 1000;         // beyond, fewer candidate slices are tried …
-constexpr size_t kCandidatesOfMany = 16;    // … namely this many
+constexpr size_t kLinearLevels = 64;      // up to this many parameters with rows, every level is tried
+constexpr size_t kManyItems = 1000;       // beyond, fewer candidate slices are tried …
+constexpr size_t kCandidatesOfMany = 16;  // … namely this many
 constexpr size_t kDistinctRows = 8;
 
 struct Result {
@@ -20,7 +20,8 @@ struct Result {
 /// Searches the smallest slice that works. Level k lets the k parameters with the longest rows be cut anywhere.
 class Search {
  public:
-  explicit Search(const Plan& plan) : world_(plan.options.world_size), align_(plan.options.param_align), unit_(plan.options.slice_align) {
+  explicit Search(const Plan& plan)
+      : world_(plan.options.world_size), align_(plan.options.param_align), unit_(plan.options.slice_align) {
     int64_t aligned = 0;
     for (size_t i = 0; i < plan.params.size(); ++i) {
       const ParamPlacement& p = plan.params[i];
@@ -36,7 +37,8 @@ class Search {
   }
 
   [[nodiscard]] Result run() const {
-    const auto levels = static_cast<size_t>(std::count_if(items_.begin(), items_.end(), [&](const Item& i) { return is_rigid(i); }));
+    const auto levels =
+        static_cast<size_t>(std::count_if(items_.begin(), items_.end(), [&](const Item& i) { return is_rigid(i); }));
     return levels <= kLinearLevels ? linear(levels) : bisect(levels);
   }
 
@@ -115,11 +117,13 @@ class Search {
       if (largest >= lowest_) slices.insert(largest);
     }
     std::vector<int64_t> good;
-    std::copy_if(slices.begin(), slices.end(), std::back_inserter(good), [&](int64_t slice) { return possible(items, slice); });
+    std::copy_if(slices.begin(), slices.end(), std::back_inserter(good),
+                 [&](int64_t slice) { return possible(items, slice); });
     return items.size() > kManyItems ? thinned(good) : good;
   }
 
-  /// Least common multiples of slice_align and the rows of parameters that some slice within the bound cuts more than once.
+  /// Least common multiples of slice_align and the rows of parameters that some slice within the bound cuts more than
+  /// once.
   [[nodiscard]] std::set<int64_t> slice_units(std::span<const Item> items) const {
     std::set<int64_t> units{unit_};
     for (const int64_t longer_than : {lowest_, 2 * lowest_, highest_, 2 * highest_}) {

@@ -27,13 +27,12 @@ double percent_of(int64_t part, int64_t whole) {
 }  // namespace
 
 std::string to_string(const Plan& plan, std::span<const std::string> names, bool rows_by_rank, int max_ranks) {
-  FSDPP_ENFORCE(names.size() == plan.params.size(), UsageError, "to_string(Plan): expected {} names, got {}", plan.params.size(),
-                names.size());
+  FSDPP_ENFORCE(names.size() == plan.params.size(), UsageError, "to_string(Plan): expected {} names, got {}",
+                plan.params.size(), names.size());
   size_t width = 9;
   for (const std::string& name : names) width = std::max(width, name.size());
-  std::string text =
-      fmt::format("{:<{}} {:>16} {:>16} {:>12}  {}{}\n", "parameter", width, "offset", "elements", "row", "cut",
-                  rows_by_rank ? "       by rank" : "");
+  std::string text = fmt::format("{:<{}} {:>16} {:>16} {:>12}  {}{}\n", "parameter", width, "offset", "elements", "row",
+                                 "cut", rows_by_rank ? "       by rank" : "");
   for (size_t i = 0; i < names.size(); ++i) {
     const ParamPlacement& p = plan.params[i];
     text += fmt::format("{:<{}} {:>16} {:>16} {:>12}  {:<8}", names[i], width, p.offset, p.numel, p.row_numel,

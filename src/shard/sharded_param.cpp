@@ -18,7 +18,9 @@ int64_t product(const std::vector<int64_t>& sizes) {
   return n;
 }
 
-int64_t unit_of(const ShardedParam& param) { return param.cut == Cut::Rows ? std::max<int64_t>(param.row_numel, 1) : 1; }
+int64_t unit_of(const ShardedParam& param) {
+  return param.cut == Cut::Rows ? std::max<int64_t>(param.row_numel, 1) : 1;
+}
 
 /// The owners' ranges of `full` (contiguous, one for each shard rank) to everybody, as bytes: any dtype will do.
 void broadcast_ranges(const ShardedParam& param, const at::Tensor& full) {
@@ -31,8 +33,8 @@ void broadcast_ranges(const ShardedParam& param, const at::Tensor& full) {
   for (size_t owner = 0; owner < param.ranges.size(); ++owner) {
     const Range& range = param.ranges[owner];
     if (range.size() == 0) continue;
-    (void)comm.broadcast({bytes + range.begin * width, range.size() * width, c10::ScalarType::Byte}, static_cast<int>(owner), stream,
-                         {label});
+    (void)comm.broadcast({bytes + range.begin * width, range.size() * width, c10::ScalarType::Byte},
+                         static_cast<int>(owner), stream, {label});
   }
   group.finish().wait(stream);
 }
@@ -55,8 +57,9 @@ at::Tensor full_tensor(const ShardedParam& param, const at::Tensor& local) {
   FSDPP_ENFORCE(local.sizes() == at::IntArrayRef(expected), UsageError,
                 "full_tensor({}): expected the local shard's shape [{}], got [{}]. Try: reshard() first", param.name,
                 fmt::join(expected, ", "), fmt::join(local.sizes(), ", "));
-  FSDPP_ENFORCE(local.device() == param.mesh->device(), UsageError, "full_tensor({}): expected a tensor on {}, got one on {}",
-                param.name, param.mesh->device().str(), local.device().str());
+  FSDPP_ENFORCE(local.device() == param.mesh->device(), UsageError,
+                "full_tensor({}): expected a tensor on {}, got one on {}", param.name, param.mesh->device().str(),
+                local.device().str());
   const at::Tensor data = local.detach();
   at::Tensor full = at::empty(param.global_sizes, data.options());
   const Range range = param.local();
@@ -67,7 +70,8 @@ at::Tensor full_tensor(const ShardedParam& param, const at::Tensor& local) {
 
 at::Tensor local_part(const ShardedParam& param, const at::Tensor& full) {
   FSDPP_ENFORCE(full.defined() && full.sizes() == at::IntArrayRef(param.global_sizes), UsageError,
-                "local_part({}): expected the global shape [{}], got [{}]", param.name, fmt::join(param.global_sizes, ", "),
+                "local_part({}): expected the global shape [{}], got [{}]", param.name,
+                fmt::join(param.global_sizes, ", "),
                 full.defined() ? fmt::format("{}", fmt::join(full.sizes(), ", ")) : "undefined");
   const Range range = param.local();
   const at::Tensor flat = full.detach().contiguous().view({-1});

@@ -19,9 +19,10 @@ struct AdamWOptions {
   double weight_decay = 0.01;
 };
 
-/// AdamW over the local shards, one fused pass over each unit's flat shard buffer (adjacent parameters that have gradients are
-/// updated in one launch). Also takes parameters that are not sharded. State: fp32 first and second moment (fp64 for fp64
-/// parameters) with the layout of the shard buffer, a step count per parameter. Formula: see kernels::AdamWArgs.
+/// AdamW over the local shards, one fused pass over each unit's flat shard buffer (adjacent parameters that have
+/// gradients are updated in one launch). Also takes parameters that are not sharded. State: fp32 first and second
+/// moment (fp64 for fp64 parameters) with the layout of the shard buffer, a step count per parameter. Formula: see
+/// kernels::AdamWArgs.
 ///
 /// Streams: queues on the current stream; never synchronises. No communication. Build it after fully_shard.
 /// A parameter whose gradient is undefined is left alone, as in PyTorch.

@@ -18,7 +18,8 @@ TEST(Cast, BetweenAllDtypesMatchesLibTorch) {
         const at::Tensor src = (at::randn({n}, at::kDouble) * 100).to(torch_dtype(from));
         at::Tensor dst = at::full({n + 2}, 7, torch_dtype(to));
         cast_cpu({element(dst, 1), to, src.data_ptr(), from, n});
-        EXPECT_TRUE(at::equal(dst.narrow(0, 1, n), src.to(torch_dtype(to)))) << name(from) << " to " << name(to) << ", " << n;
+        EXPECT_TRUE(at::equal(dst.narrow(0, 1, n), src.to(torch_dtype(to))))
+            << name(from) << " to " << name(to) << ", " << n;
         EXPECT_EQ(dst[0].item<double>(), 7);  // nothing outside the range
         EXPECT_EQ(dst[n + 1].item<double>(), 7);
       }
@@ -35,7 +36,8 @@ TEST(Cast, WithScaleAndAccumulateWorksInFloat) {
       at::Tensor dst = old.clone();
       cast_cpu({dst.data_ptr(), to, src.data_ptr(), from, 1001, 0.3, true});
       const at::Tensor factor = at::full({1}, 0.3, compute);
-      EXPECT_TRUE(at::equal(dst, (src.to(compute) * factor + old.to(compute)).to(torch_dtype(to)))) << name(from) << " to " << name(to);
+      EXPECT_TRUE(at::equal(dst, (src.to(compute) * factor + old.to(compute)).to(torch_dtype(to))))
+          << name(from) << " to " << name(to);
     }
   }
 }
@@ -51,7 +53,8 @@ TEST(Pack, WritesEveryPieceAndNothingElse) {
   const at::Tensor a = at::randn({700});
   const at::Tensor b = at::randn({1});
   at::Tensor dst = at::full({2000}, 9, at::kBFloat16);
-  const std::vector<PackPiece> pieces{{a.data_ptr(), 3, 700}, {nullptr, 703, 20}, {b.data_ptr(), 1999, 1}, {a.data_ptr(), 800, 0}};
+  const std::vector<PackPiece> pieces{
+      {a.data_ptr(), 3, 700}, {nullptr, 703, 20}, {b.data_ptr(), 1999, 1}, {a.data_ptr(), 800, 0}};
   pack_cpu({dst.data_ptr(), DType::BF16, DType::F32, pieces.data(), 4, 2.0});
   at::Tensor expected = at::full({2000}, 9, at::kBFloat16);
   expected.narrow(0, 3, 700).copy_(a * 2);

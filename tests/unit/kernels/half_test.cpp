@@ -76,8 +76,8 @@ TEST(Half, AtTheLimitsGivesExactBits) {
   EXPECT_EQ(to_half(65520.0F).bits, 0x7c00);
   EXPECT_EQ(to_half(-INFINITY).bits, 0xfc00);
   EXPECT_EQ(to_half(-0.0F).bits, 0x8000);
-  EXPECT_EQ(to_half(5.9604645e-8F).bits, 1);       // the least subnormal
-  EXPECT_EQ(to_half(2.9802322e-8F).bits, 0);       // half of it: a tie, to even
+  EXPECT_EQ(to_half(5.9604645e-8F).bits, 1);  // the least subnormal
+  EXPECT_EQ(to_half(2.9802322e-8F).bits, 0);  // half of it: a tie, to even
   EXPECT_EQ(to_bfloat16(3.4028235e38F).bits, 0x7f80);
   EXPECT_EQ(to_bfloat16(1.00390625F).bits, 0x3f80);  // 1 + 2^-8: a tie, to even
 }

@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,8 +11,8 @@
 
 #include "kernels/kernels.h"
 
-/// Every kernel against its CPU twin, bit for bit where the arithmetic is the same, on odd sizes and misaligned pointers, with
-/// bytes around each output that must not change. Fails without a device.
+/// Every kernel against its CPU twin, bit for bit where the arithmetic is the same, on odd sizes and misaligned
+/// pointers, with bytes around each output that must not change. Fails without a device.
 namespace fsdpp::kernels {
 namespace {
 
@@ -79,7 +80,8 @@ int64_t first_difference(const Bytes& a, const Bytes& b, DType dtype) {
   const auto x = widen(a, dtype);
   const auto y = widen(b, dtype);
   for (size_t i = 0; i < x.size(); ++i) {
-    if (std::memcmp(&a[i * size_of(dtype)], &b[i * size_of(dtype)], size_of(dtype)) != 0 && !(std::isnan(x[i]) && std::isnan(y[i]))) {
+    if (std::memcmp(&a[i * size_of(dtype)], &b[i * size_of(dtype)], size_of(dtype)) != 0 &&
+        !(std::isnan(x[i]) && std::isnan(y[i]))) {
       return static_cast<int64_t>(i);
     }
   }
@@ -87,8 +89,8 @@ int64_t first_difference(const Bytes& a, const Bytes& b, DType dtype) {
 }
 
 std::string describe(DType a, DType b, int64_t n, int64_t shift) {
-  return "dtypes " + std::to_string(static_cast<int>(a)) + "," + std::to_string(static_cast<int>(b)) + " n " + std::to_string(n) +
-         " shift " + std::to_string(shift);
+  return "dtypes " + std::to_string(static_cast<int>(a)) + "," + std::to_string(static_cast<int>(b)) + " n " +
+         std::to_string(n) + " shift " + std::to_string(shift);
 }
 
 constexpr int64_t kSizes[] = {0, 1, 7, 8, 63, 4095, 4096, 4097, 100003};
@@ -124,7 +126,8 @@ TEST(KernelsGpu, CastMatchesCpuForAllDtypesSizesAndAlignments) {
 }
 
 TEST(KernelsGpu, CastRoundsSpecialValuesAsTheCpu) {
-  std::vector<float> values{0.0F, -0.0F, INFINITY, -INFINITY, NAN, 65504.0F, 65519.996F, 65520.0F, 1e-8F, 5.9604645e-8F, 2.9802322e-8F, 3.4e38F};
+  std::vector<float> values{0.0F,       -0.0F,    INFINITY, -INFINITY,     NAN,           65504.0F,
+                            65519.996F, 65520.0F, 1e-8F,    5.9604645e-8F, 2.9802322e-8F, 3.4e38F};
   std::mt19937 random(5);
   for (int k = 0; k < 100000; ++k) {
     const uint32_t bits = static_cast<uint32_t>(random());
@@ -181,7 +184,8 @@ TEST(KernelsGpu, PackOfManyPiecesMatchesCpu) {
       DeviceArray out(DType::BF16, end + 3, 0);
       out.write(expected);
       pack_cpu({expected.data(), DType::BF16, from, host.data(), 250, accumulate ? 0.5 : 1.0, accumulate});
-      expect_success(pack({out.data(), DType::BF16, from, device.data(), 250, accumulate ? 0.5 : 1.0, accumulate}, nullptr));
+      expect_success(
+          pack({out.data(), DType::BF16, from, device.data(), 250, accumulate ? 0.5 : 1.0, accumulate}, nullptr));
       EXPECT_EQ(first_difference(out.read(), expected, DType::BF16), -1) << accumulate;
       EXPECT_TRUE(out.guards_untouched());
     }
@@ -202,7 +206,8 @@ void expect_adamw_matches(const AdamWCase& c) {
   Bytes v(m.size(), 0);
   Bytes copy(static_cast<size_t>(c.numel) * size_of(c.copy), kPoison);
   const float device_scale = 0.7F;
-  DeviceArray dp(c.param, c.numel, c.shift), dg(c.grad, c.numel, c.shift), dm(wide, c.numel, c.shift), dv(wide, c.numel, c.shift);
+  DeviceArray dp(c.param, c.numel, c.shift), dg(c.grad, c.numel, c.shift), dm(wide, c.numel, c.shift),
+      dv(wide, c.numel, c.shift);
   DeviceArray dcopy(c.copy, c.numel, c.shift), dscale(DType::F32, 1, 0);
   dp.write(p), dg.write(g), dm.write(m), dv.write(v), dcopy.write(copy);
   Bytes scale(sizeof(float));
@@ -234,10 +239,12 @@ TEST(KernelsGpu, AdamWMatchesCpuBitForBit) {
   for (const DType param : kAll) {
     for (const DType grad : kAll) {
       for (const int64_t n : {1, 5, 1023, 100003}) {
-        for (const int64_t shift : {0, 1}) ASSERT_NO_FATAL_FAILURE(expect_adamw_matches({param, grad, DType::BF16, n, shift, shift == 0, n == 5}));
+        for (const int64_t shift : {0, 1})
+          ASSERT_NO_FATAL_FAILURE(expect_adamw_matches({param, grad, DType::BF16, n, shift, shift == 0, n == 5}));
       }
     }
-    for (const DType copy : kAll) ASSERT_NO_FATAL_FAILURE(expect_adamw_matches({param, param, copy, 4099, 0, true, false}));
+    for (const DType copy : kAll)
+      ASSERT_NO_FATAL_FAILURE(expect_adamw_matches({param, param, copy, 4099, 0, true, false}));
   }
 }
 
@@ -249,7 +256,8 @@ double device_norm(const Bytes& values, DType dtype, double p, double start, int
   Bytes bytes(sizeof(double));
   std::memcpy(bytes.data(), &start, sizeof(double));
   result.write(bytes);
-  const int error = norm_accumulate({src.data(), dtype, n, p, static_cast<double*>(result.data()), scratch.data()}, nullptr);
+  const int error =
+      norm_accumulate({src.data(), dtype, n, p, static_cast<double*>(result.data()), scratch.data()}, nullptr);
   EXPECT_EQ(error, 0);
   EXPECT_TRUE(scratch.guards_untouched());
   EXPECT_TRUE(result.guards_untouched());
@@ -302,7 +310,8 @@ TEST(KernelsGpu, ScaleByMatchesCpu) {
           factor.write(bytes);
           scale_by_cpu(expected.data(), dtype, n, &coefficient);
           expect_success(scale_by(x.data(), dtype, n, static_cast<const double*>(factor.data()), nullptr));
-          ASSERT_EQ(first_difference(x.read(), expected, dtype), -1) << describe(dtype, dtype, n, shift) << " by " << coefficient;
+          ASSERT_EQ(first_difference(x.read(), expected, dtype), -1)
+              << describe(dtype, dtype, n, shift) << " by " << coefficient;
           ASSERT_TRUE(x.guards_untouched());
         }
       }

@@ -25,7 +25,8 @@ TEST(Norm, MatchesLibTorchInDouble) {
       for (const int64_t n : {0, 1, 7, 8, 513, 3001}) {
         const at::Tensor x = at::randn({n}).to(torch_dtype(dtype));
         const double expected = at::linalg_vector_norm(x.to(at::kDouble), p).item<double>();
-        EXPECT_NEAR(std::pow(accumulate(x, dtype, p), 1 / p), expected, 1e-12 * (1 + expected)) << name(dtype) << " " << p << " " << n;
+        EXPECT_NEAR(std::pow(accumulate(x, dtype, p), 1 / p), expected, 1e-12 * (1 + expected))
+            << name(dtype) << " " << p << " " << n;
       }
     }
     const at::Tensor x = at::randn({1000}).to(torch_dtype(dtype));

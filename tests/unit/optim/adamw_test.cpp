@@ -19,10 +19,12 @@ double largest_relative_error(const at::Tensor& a, const at::Tensor& b) {
 
 TEST(AdamW, OnAPlainModuleMatchesLibTorchOverTenSteps) {
   at::manual_seed(3);
-  const auto ours = bag({{"w", at::randn({33, 7})}, {"b", at::randn({33})}, {"s", at::randn({})}, {"d", at::randn({5}, at::kDouble)}});
-  const auto theirs = std::dynamic_pointer_cast<test::Bag>(bag({{"w", (*ours)["w"]}, {"b", (*ours)["b"]}, {"s", (*ours)["s"]}, {"d", (*ours)["d"]}}));
+  const auto ours = bag(
+      {{"w", at::randn({33, 7})}, {"b", at::randn({33})}, {"s", at::randn({})}, {"d", at::randn({5}, at::kDouble)}});
+  const auto theirs = bag({{"w", (*ours)["w"]}, {"b", (*ours)["b"]}, {"s", (*ours)["s"]}, {"d", (*ours)["d"]}});
   AdamW optimizer(*ours, {.lr = 1e-2, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1});
-  torch::optim::AdamW reference(theirs->parameters(), torch::optim::AdamWOptions(1e-2).betas({0.8, 0.95}).weight_decay(0.1));
+  torch::optim::AdamW reference(theirs->parameters(),
+                                torch::optim::AdamWOptions(1e-2).betas({0.8, 0.95}).weight_decay(0.1));
   for (int step = 0; step < 10; ++step) {
     for (const char* name : {"w", "b", "s", "d"}) {
       const at::Tensor grad = at::randn((*ours)[name].sizes(), (*ours)[name].options().requires_grad(false));
@@ -32,7 +34,8 @@ TEST(AdamW, OnAPlainModuleMatchesLibTorchOverTenSteps) {
     optimizer.step();
     reference.step();
     for (const char* name : {"w", "b", "s", "d"}) {
-      EXPECT_LT(largest_relative_error((*ours)[name].detach(), (*theirs)[name].detach()), 1e-6) << name << " step " << step;
+      EXPECT_LT(largest_relative_error((*ours)[name].detach(), (*theirs)[name].detach()), 1e-6)
+          << name << " step " << step;
     }
   }
 }
@@ -53,7 +56,8 @@ TEST(AdamW, LeavesParametersWithoutGradientAlone) {
 }
 
 TEST(AdamW, StateHasTheParametersShapeAndWideMoments) {
-  const auto model = bag({{"h", at::ones({2, 3}).to(at::kBFloat16)}, {"d", at::ones({2}, at::kDouble)}, {"e", at::ones({0, 3})}});
+  const auto model =
+      bag({{"h", at::ones({2, 3}).to(at::kBFloat16)}, {"d", at::ones({2}, at::kDouble)}, {"e", at::ones({0, 3})}});
   AdamW optimizer(*model);
   for (const char* name : {"h", "d", "e"}) (*model)[name].mutable_grad() = at::ones_like((*model)[name]).detach();
   optimizer.step();

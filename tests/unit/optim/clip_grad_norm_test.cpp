@@ -29,7 +29,8 @@ TEST(ClipGradNorm, OnAPlainModuleMatchesLibTorch) {
       }
       const double expected = torch::nn::utils::clip_grad_norm_(theirs->parameters(), max_norm, p);
       EXPECT_NEAR(clip_grad_norm_(*ours, max_norm, p), expected, 1e-5 * expected);
-      for (const char* name : {"w", "b"}) EXPECT_TRUE(at::allclose((*ours)[name].grad(), (*theirs)[name].grad(), 1e-5, 1e-9)) << p;
+      for (const char* name : {"w", "b"})
+        EXPECT_TRUE(at::allclose((*ours)[name].grad(), (*theirs)[name].grad(), 1e-5, 1e-9)) << p;
     }
   }
 }

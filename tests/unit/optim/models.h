@@ -18,10 +18,13 @@ using Named = std::vector<std::pair<std::string, at::Tensor>>;
 class Bag : public torch::nn::Module {
  public:
   explicit Bag(const Named& params) {
-    for (const auto& [name, value] : params) register_parameter(name, value.clone(), value.is_floating_point());
+    for (const auto& [name, value] : params)
+      register_parameter(name, value.detach().clone(), value.is_floating_point());
   }
-  explicit Bag(const Named& params, const std::shared_ptr<Bag>& child) : Bag(params) { register_module("child", child); }
-  at::Tensor& operator[](const std::string& name) { return named_parameters(/*recurse=*/false)[name]; }
+  explicit Bag(const Named& params, const std::shared_ptr<Bag>& child) : Bag(params) {
+    register_module("child", child);
+  }
+  at::Tensor operator[](const std::string& name) const { return named_parameters(/*recurse=*/false)[name]; }
 };
 
 inline std::shared_ptr<Bag> bag(const Named& params) { return std::make_shared<Bag>(params); }

@@ -1,7 +1,7 @@
-#include <ATen/ops/tensor.h>
-#include <gmock/gmock.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
 
 #include <cmath>
 #include <limits>
@@ -22,7 +22,9 @@ using ::testing::HasSubstr;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Gives the sharded parameter this rank's part of a global gradient.
-void set_grad(at::Tensor& param, const at::Tensor& full) { param.mutable_grad() = shard::local_part(sharding_of(param), full); }
+void set_grad(const at::Tensor& param, const at::Tensor& full) {
+  param.mutable_grad() = shard::local_part(sharding_of(param), full);
+}
 at::Tensor full_grad(const at::Tensor& param) { return shard::full_tensor(sharding_of(param), param.grad()); }
 
 /// u [8] on the parent stays replicated; W [8] on the child is sharded.
@@ -46,25 +48,25 @@ TEST(ShardedClip, CountsReplicatedParametersOnce) {
 }
 
 /// One sharded w [4] on two ranks, with this mean gradient.
-void with_grad(const std::vector<float>& values, const std::function<void(Bag&, at::Tensor&)>& body) {
+void with_grad(const std::vector<float>& values, const std::function<void(Bag&, const at::Tensor&)>& body) {
   comm::run_local_world(2, [&](std::shared_ptr<comm::World> world) {
     const auto model = bag({{"w", at::ones({4})}});
     fully_shard(model, comm::Mesh::shard(world));
-    at::Tensor& w = (*model)["w"];
+    const at::Tensor w = (*model)["w"];
     if (!values.empty()) set_grad(w, at::tensor(values));
     body(*model, w);
   });
 }
 
 TEST(ShardedClip, OfAnInfiniteGradientThenRaisesEverywhereBeforeScaling) {
-  with_grad({1.5F, 1.5F, 1.5F, INFINITY}, [](Bag& model, at::Tensor& w) {
+  with_grad({1.5F, 1.5F, 1.5F, INFINITY}, [](Bag& model, const at::Tensor& w) {
     EXPECT_THROW(clip_grad_norm_(model, 1.0, 2.0, /*error_if_nonfinite=*/true), Error);
     EXPECT_TRUE(at::equal(full_grad(w), at::tensor({1.5F, 1.5F, 1.5F, INFINITY})));
   });
 }
 
 TEST(ShardedClip, OfAnInfiniteGradientThenScalesAsTorchDoes) {
-  with_grad({1.5F, 1.5F, 1.5F, INFINITY}, [](Bag& model, at::Tensor& w) {
+  with_grad({1.5F, 1.5F, 1.5F, INFINITY}, [](Bag& model, const at::Tensor& w) {
     EXPECT_EQ(clip_grad_norm_(model, 1.0), kInfinity);
     const at::Tensor grad = full_grad(w);
     EXPECT_EQ(grad.narrow(0, 0, 3).abs().sum().item<double>(), 0);
@@ -77,17 +79,19 @@ TEST(ShardedClip, OfANanThenNanOnEveryRank) {
     for (const size_t where : {size_t{0}, size_t{3}}) {
       std::vector<float> values{1.5F, INFINITY, 1.5F, 1.5F};
       values[where] = NAN;
-      with_grad(values, [&](Bag& model, at::Tensor&) { EXPECT_TRUE(std::isnan(clip_grad_norm_(model, 1.0, p))) << p << where; });
+      with_grad(values, [&](Bag& model, const at::Tensor&) {
+        EXPECT_TRUE(std::isnan(clip_grad_norm_(model, 1.0, p))) << p << where;
+      });
     }
   }
 }
 
 TEST(ShardedClip, OfZerosThenZeroAndOfNothingThenZero) {
-  with_grad({0, 0, 0, 0}, [](Bag& model, at::Tensor& w) {
+  with_grad({0, 0, 0, 0}, [](Bag& model, const at::Tensor& w) {
     EXPECT_EQ(clip_grad_norm_(model, 1.0), 0.0);
     EXPECT_TRUE(at::equal(full_grad(w), at::tensor({0.F, 0.F, 0.F, 0.F})));
   });
-  with_grad({}, [](Bag& model, at::Tensor&) { EXPECT_EQ(clip_grad_norm_(model, 1.0), 0.0); });
+  with_grad({}, [](Bag& model, const at::Tensor&) { EXPECT_EQ(clip_grad_norm_(model, 1.0), 0.0); });
 }
 
 TEST(ShardedClip, WhenOnlyOneRankHasAnythingThenSameNumberEverywhere) {
@@ -99,7 +103,8 @@ TEST(ShardedClip, WhenOnlyOneRankHasAnythingThenSameNumberEverywhere) {
   });
 }
 
-const test::Named kParams{{"a", at::ones({13, 8})}, {"b", at::ones({13})}, {"c", at::ones({3, 5, 7})}, {"d", at::ones({1})}};
+const test::Named kParams{
+    {"a", at::ones({13, 8})}, {"b", at::ones({13})}, {"c", at::ones({3, 5, 7})}, {"d", at::ones({1})}};
 
 TEST(ShardedAdamW, MatchesTheUnshardedOneBitForBit) {
   for (const int ranks : {1, 2, 3, 4}) {
@@ -122,11 +127,12 @@ TEST(ShardedAdamW, MatchesTheUnshardedOneBitForBit) {
         reference.zero_grad();
       }
       for (const auto& [name, value] : kParams) {
-        const at::Tensor& p = (*sharded)[name];
+        const at::Tensor p = (*sharded)[name];
         EXPECT_TRUE(at::equal(full_tensor(p), (*plain)[name].detach())) << name << ", ranks " << ranks;
         const auto state = ours.state(p);
         EXPECT_EQ(state.exp_avg.sizes().vec(), sharding_of(p).local_sizes());
-        EXPECT_TRUE(at::equal(shard::full_tensor(sharding_of(p), state.exp_avg_sq), reference.state((*plain)[name]).exp_avg_sq));
+        EXPECT_TRUE(at::equal(shard::full_tensor(sharding_of(p), state.exp_avg_sq),
+                              reference.state((*plain)[name]).exp_avg_sq));
         EXPECT_EQ(state.step, name == "b" ? 2 : 3);
       }
     });
@@ -172,7 +178,9 @@ TEST(ShardedAdamW, AfterARealBackwardMatchesUnshardedTraining) {
   for (const int ranks : {1, 2, 3}) {
     comm::run_local_world(ranks, [&](std::shared_ptr<comm::World> world) {
       const auto make = [] {
-        const auto init = bag({{"weight", at::ones({12, 8}).cumsum(0) * 0.1}, {"bias", at::ones({12}).cumsum(0)}, {"gain", at::ones({12}).cumsum(0)}});
+        const auto init = bag({{"weight", at::ones({12, 8}).cumsum(0) * 0.1},
+                               {"bias", at::ones({12}).cumsum(0)},
+                               {"gain", at::ones({12}).cumsum(0)}});
         Block block;
         for (auto& p : block->named_parameters()) p.value().set_data((*init)[p.key()].detach().clone());
         return block;
@@ -194,7 +202,8 @@ TEST(ShardedAdamW, AfterARealBackwardMatchesUnshardedTraining) {
         reference.zero_grad();
       }
       for (auto& p : sharded->named_parameters()) {
-        EXPECT_TRUE(at::allclose(full_tensor(p.value()), plain->named_parameters()[p.key()].detach(), 1e-5, 1e-6)) << p.key();
+        EXPECT_TRUE(at::allclose(full_tensor(p.value()), plain->named_parameters()[p.key()].detach(), 1e-5, 1e-6))
+            << p.key();
       }
     });
   }

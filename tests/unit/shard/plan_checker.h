@@ -11,7 +11,9 @@ namespace fsdpp::shard::test {
 using Shapes = std::vector<ParamShape>;
 using Violations = std::vector<std::string>;
 
-inline std::string at_param(size_t index, const char* what) { return "parameter " + std::to_string(index) + ": " + what; }
+inline std::string at_param(size_t index, const char* what) {
+  return "parameter " + std::to_string(index) + ": " + what;
+}
 
 /// Every border strictly inside the parameter, one by one.
 inline std::vector<int64_t> borders_inside(const Plan& plan, const ParamPlacement& p) {
@@ -50,7 +52,8 @@ inline void check_padding(const Plan& plan, const Shapes& shapes, Violations& ou
     used += numel;
     bound += (numel + o.param_align - 1) / o.param_align * o.param_align - numel;
   }
-  bound += std::max(static_cast<int64_t>(std::floor(o.padding_fraction * static_cast<double>(used))), o.padding_per_rank * o.world_size);
+  bound += std::max(static_cast<int64_t>(std::floor(o.padding_fraction * static_cast<double>(used))),
+                    o.padding_per_rank * o.world_size);
   if (plan.used_numel != used) out.push_back("used_numel");
   if (plan.padding_bound != bound) out.push_back("padding_bound");
   if (plan.padding() > bound || plan.padding() < 0) out.push_back("padding");
@@ -62,10 +65,12 @@ inline void check_ranges(const Plan& plan, size_t i, Violations& out) {
   int64_t next = 0;
   for (int rank = 0; rank < plan.options.world_size; ++rank) {
     const Range range = plan.local_range(i, rank);
-    if (range.begin != next || range.end < range.begin) out.push_back(at_param(i, "range does not follow the one before"));
+    if (range.begin != next || range.end < range.begin)
+      out.push_back(at_param(i, "range does not follow the one before"));
     next = range.end;
     if (range.size() == 0) continue;
-    const bool inside = p.offset + range.begin >= rank * plan.slice_numel && p.offset + range.end <= (rank + 1) * plan.slice_numel;
+    const bool inside =
+        p.offset + range.begin >= rank * plan.slice_numel && p.offset + range.end <= (rank + 1) * plan.slice_numel;
     if (!inside) out.push_back(at_param(i, "range outside its rank's slice"));
   }
   if (next != p.numel) out.push_back(at_param(i, "ranges do not cover it"));

@@ -75,13 +75,14 @@ TEST(PlanProperty, OfVectorsThenOnlyAlignmentPads) {
 }
 
 Shapes transformer_block(int64_t dim) {
-  return {{dim, 1}, {3 * dim, dim}, {3 * dim, 1}, {dim, dim}, {dim, 1}, {dim, 1}, {4 * dim, dim}, {4 * dim, 1}, {dim, 4 * dim}, {dim, 1}};
+  return {{dim, 1}, {3 * dim, dim}, {3 * dim, 1}, {dim, dim},     {dim, 1},
+          {dim, 1}, {4 * dim, dim}, {4 * dim, 1}, {dim, 4 * dim}, {dim, 1}};
 }
 
 Shapes gated_block(int64_t dim) {  // hidden size 8/3 · dim to a multiple of 256, grouped queries
   const int64_t hidden = (dim * 8 / 3 + 255) / 256 * 256;
-  return {{dim, 1},      {dim, dim},    {dim / 4, dim}, {dim / 4, dim}, {dim, dim},
-          {dim, 1},      {hidden, dim}, {hidden, dim},  {dim, hidden}};
+  return {{dim, 1}, {dim, dim},    {dim / 4, dim}, {dim / 4, dim}, {dim, dim},
+          {dim, 1}, {hidden, dim}, {hidden, dim},  {dim, hidden}};
 }
 
 TEST(PlanProperty, OfTransformerBlocksThenPaddingIsTiny) {
@@ -93,8 +94,8 @@ TEST(PlanProperty, OfTransformerBlocksThenPaddingIsTiny) {
         options.world_size = world;
         const Plan plan = make_plan(shapes, options);
         ASSERT_THAT(violations(plan, shapes), IsEmpty());
-        // Slices are multiples of both row lengths, so a unit with fewer than 100 such multiples for each rank cannot always do
-        // with 1 %; all others do, and no row is cut.
+        // Slices are multiples of both row lengths, so a unit with fewer than 100 such multiples for each rank cannot
+        // always do with 1 %; all others do, and no row is cut.
         const int64_t longest = shapes[8].row_numel;
         if (plan.used_numel < 100 * std::lcm(dim, longest) * world) continue;
         ++checked;
@@ -138,21 +139,25 @@ TEST_P(PlanChecker, OnACorruptedPlanThenComplains) {
   EXPECT_THAT(violations(plan, shapes), Not(IsEmpty()));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Corruptions, PlanChecker,
-    ::testing::Values(Corruption{"StartNotAligned", [](Plan& p) { p.params[2].offset += 1; }},
-                      Corruption{"Overlap", [](Plan& p) { p.params[0].offset = p.params[1].offset; }},
-                      Corruption{"Outside", [](Plan& p) { p.params[1].offset = p.total_numel(); }},
-                      Corruption{"Negative", [](Plan& p) { p.params[1].offset = -64; }},
-                      Corruption{"WrongCut", [](Plan& p) { p.params[3].cut = p.params[3].cut == Cut::Rows ? Cut::Elements : Cut::Rows; }},
-                      Corruption{"WrongNumel", [](Plan& p) { p.params[0].numel -= 48; }},
-                      Corruption{"WrongRow", [](Plan& p) { p.params[0].row_numel = 24; }},
-                      Corruption{"SliceNotAligned", [](Plan& p) { p.slice_numel += 1; }},
-                      Corruption{"TooMuchPadding", [](Plan& p) { p.slice_numel *= 2; }},
-                      Corruption{"WrongBound", [](Plan& p) { p.padding_bound += 1; }},
-                      Corruption{"WrongUsed", [](Plan& p) { p.used_numel -= 1; }},
-                      Corruption{"ParameterMissing", [](Plan& p) { p.params.pop_back(); }}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Corruptions, PlanChecker,
+                         ::testing::Values(Corruption{"StartNotAligned", [](Plan& p) { p.params[2].offset += 1; }},
+                                           Corruption{"Overlap",
+                                                      [](Plan& p) { p.params[0].offset = p.params[1].offset; }},
+                                           Corruption{"Outside", [](Plan& p) { p.params[1].offset = p.total_numel(); }},
+                                           Corruption{"Negative", [](Plan& p) { p.params[1].offset = -64; }},
+                                           Corruption{"WrongCut",
+                                                      [](Plan& p) {
+                                                        p.params[3].cut =
+                                                            p.params[3].cut == Cut::Rows ? Cut::Elements : Cut::Rows;
+                                                      }},
+                                           Corruption{"WrongNumel", [](Plan& p) { p.params[0].numel -= 48; }},
+                                           Corruption{"WrongRow", [](Plan& p) { p.params[0].row_numel = 24; }},
+                                           Corruption{"SliceNotAligned", [](Plan& p) { p.slice_numel += 1; }},
+                                           Corruption{"TooMuchPadding", [](Plan& p) { p.slice_numel *= 2; }},
+                                           Corruption{"WrongBound", [](Plan& p) { p.padding_bound += 1; }},
+                                           Corruption{"WrongUsed", [](Plan& p) { p.used_numel -= 1; }},
+                                           Corruption{"ParameterMissing", [](Plan& p) { p.params.pop_back(); }}),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace fsdpp::shard

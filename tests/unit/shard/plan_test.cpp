@@ -143,7 +143,8 @@ TEST(Plan, BeyondTwoToThe62ThenConfigErrorAndBelowItPlans) {
   EXPECT_THROW((void)make_plan(Shapes{{big, big}}, for_world(1)), ConfigError);
   EXPECT_THROW((void)make_plan(Shapes{{int64_t{1} << 61, 1}, {int64_t{1} << 61, 1}}, for_world(1)), ConfigError);
   const Shapes shapes{{int64_t{1} << 31, (int64_t{1} << 29) - 1}, {1, (int64_t{1} << 58) + 1}};
-  for (const int world : {1, 2, 7, 512}) EXPECT_THAT(violations(make_plan(shapes, for_world(world)), shapes), IsEmpty());
+  for (const int world : {1, 2, 7, 512})
+    EXPECT_THAT(violations(make_plan(shapes, for_world(world)), shapes), IsEmpty());
 }
 
 TEST(Plan, LocalRangeOfAnUnknownRankThenUsageError) {
@@ -159,7 +160,8 @@ TEST(PlanText, ShowsEveryParameterAndTheRowsOfEachRank) {
   EXPECT_THAT(text, HasSubstr("elements  ["));
   EXPECT_THAT(text, HasSubstr("(8 ranks)"));
   EXPECT_THAT(text, HasSubstr("8 ranks x slice " + std::to_string(plan.slice_numel)));
-  EXPECT_THAT(to_string(make_plan(Shapes{{8, 64}}, for_world(4)), std::vector<std::string>{"w"}, true), HasSubstr("[2,2,2,2]"));
+  EXPECT_THAT(to_string(make_plan(Shapes{{8, 64}}, for_world(4)), std::vector<std::string>{"w"}, true),
+              HasSubstr("[2,2,2,2]"));
   EXPECT_THROW((void)to_string(plan, std::vector<std::string>{"one"}), UsageError);
 }
 

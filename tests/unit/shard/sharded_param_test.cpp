@@ -63,7 +63,8 @@ TEST_P(ShardedParamTest, FullTensorOfLocalPartsIsTheTensorAgain) {
 }
 
 TEST_P(ShardedParamTest, FullTensorWorksForEveryDtype) {
-  const std::vector<c10::ScalarType> dtypes{at::kDouble, at::kHalf, at::kBFloat16, at::kChar, at::kByte, at::kShort, at::kInt, at::kLong, at::kBool};
+  const std::vector<c10::ScalarType> dtypes{at::kDouble, at::kHalf, at::kBFloat16, at::kChar, at::kByte,
+                                            at::kShort,  at::kInt,  at::kLong,     at::kBool};
   comm::run_local_world(GetParam(), [&](std::shared_ptr<comm::World> world) {
     const auto mesh = comm::Mesh::shard(world);
     const ShardedParam param = make_param(mesh, {9, 3}, tight());
