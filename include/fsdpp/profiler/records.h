@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "fsdpp/trace/scope.h"
@@ -202,6 +203,8 @@ struct Audit {
   std::vector<std::string> notes;              ///< one line a finding
 };
 
+using MetadataValue = std::variant<std::string, int64_t, double>;
+
 struct Trace {
   int rank = 0;
   int world_size = 1;
@@ -217,7 +220,7 @@ struct Trace {
   int cupti_version = 0;
   int cuda_runtime_version = 0;
   int cuda_driver_version = 0;
-  std::map<std::string, std::string> metadata;  ///< free text, e.g. model and flags
+  std::map<std::string, MetadataValue> metadata;  ///< free, e.g. model and flags
   std::vector<Device> devices;
   std::vector<CpuOp> cpu_ops;
   std::vector<Kernel> kernels;
