@@ -8,12 +8,23 @@
 /// Named scopes that the engine opens around its work. Without a listener a scope costs one atomic load.
 namespace fsdpp::trace {
 
-enum class Kind { Unshard, Reshard, Reduce, PreForward, PostForward, PreBackward, PostBackward, Optimizer, Loader, User };
+/// Forward and Backward are spans of a unit that profilers derive from the moments before and after them.
+enum class Kind { Unshard, Reshard, Reduce, PreForward, PostForward, PreBackward, PostBackward, Optimizer, Loader, User, Forward, Backward };
 
 struct Event {
   Kind kind = Kind::User;
   std::string_view name;  ///< unit or user name; valid during the call only
   int64_t bytes = 0;      ///< bytes moved, where known
+};
+
+/// A collective as a communicator issues it, or (`sequence` -1, op "group") the one launch of all since the group was opened.
+struct CollectiveEvent {
+  std::string_view comm;   ///< name of the communicator; valid during the call only, as op and label
+  std::string_view op;     ///< "all_gather"
+  std::string_view label;  ///< unit or purpose
+  int64_t sequence = 0;    ///< equal on all ranks
+  int64_t bytes = 0;       ///< of the full buffer
+  bool in_group = false;   ///< launched when the group ends
 };
 
 /// Receives scopes on the thread that opens them. Must not throw.
@@ -22,26 +33,40 @@ class FSDPP_API Listener {
   virtual ~Listener() = default;
   virtual void begin(const Event& event) noexcept = 0;
   virtual void end(const Event& event) noexcept = 0;
+  /// Around the call that issues a collective.
+  virtual void begin(const CollectiveEvent&) noexcept {}
+  virtual void end(const CollectiveEvent&) noexcept {}
 };
 
 /// Installs `listener` (nullptr: none) for this process, or for the calling thread only. The caller keeps it alive.
 FSDPP_API void set_listener(Listener* listener, bool for_this_thread = false) noexcept;
 [[nodiscard]] FSDPP_API Listener* listener() noexcept;
 
-class Scope {
+/// Tells the listener of the moment it was made about begin and end.
+template <class E>
+class Span {
  public:
-  Scope(Kind kind, std::string_view name, int64_t bytes = 0) noexcept : event_{kind, name, bytes}, listener_(listener()) {
+  explicit Span(const E& event) noexcept : event_(event), listener_(listener()) {
     if (listener_) [[unlikely]] listener_->begin(event_);
   }
-  ~Scope() {
+  ~Span() {
     if (listener_) [[unlikely]] listener_->end(event_);
   }
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
 
  private:
-  Event event_;
+  E event_;
   Listener* listener_;
 };
+
+class Scope : public Span<Event> {
+ public:
+  Scope(Kind kind, std::string_view name, int64_t bytes = 0) noexcept : Span(Event{kind, name, bytes}) {}
+};
+using CollectiveScope = Span<CollectiveEvent>;
+
+/// "Unshard", "Reshard", …
+[[nodiscard]] FSDPP_API const char* name_of(Kind kind) noexcept;
 
 }  // namespace fsdpp::trace
