@@ -1,5 +1,6 @@
 #include "dry_run.h"
 
+#include <algorithm>
 #include <iomanip>
 
 #include "fsdpp/shard/plan.h"
@@ -34,26 +35,33 @@ UnitPlan plan_unit(const std::vector<NamedShape>& shapes, int64_t narrowest, int
 
 int64_t gathered_width(const Options& options) { return options.precision == Precision::BF16 ? kBf16 : kFp32; }
 
+fsdpp::UnitMemory unit_memory(const fsdpp::shard::Plan& plan, int64_t gathered_width) {
+  const bool on_wire = plan.options.world_size > 1;
+  fsdpp::UnitMemory memory;
+  memory.shard_bytes = memory.sharded_gradient_bytes = kFp32 * plan.slice_numel;
+  memory.gathered_bytes = on_wire || gathered_width != kFp32 ? gathered_width * plan.total_numel() : 0;
+  memory.gradient_bytes = kFp32 * plan.total_numel();
+  memory.reduces_on_wire = on_wire;
+  return memory;
+}
+
 std::string gigabytes(int64_t bytes) { return text(std::fixed, std::setprecision(3), static_cast<double>(bytes) / 1e9, " GB"); }
 
 }  // namespace
 
 MemoryPlan memory_plan(const Options& options, int world_size) {
+  const auto& model = options.model;
   const auto width = gathered_width(options);
-  const auto block = plan_unit(block_shapes(options.model), width, world_size).plan;
-  const auto root = plan_unit(root_shapes(options.model), width, world_size).plan;
-  const auto live_blocks = std::min<int64_t>(options.model.layers, 2);
-  const auto live_numel = root.total_numel() + live_blocks * block.total_numel();
-  const bool on_wire = world_size > 1;
+  const auto block = plan_unit(block_shapes(model), width, world_size).plan;
+  const auto root = plan_unit(root_shapes(model), width, world_size).plan;
+  std::vector<fsdpp::UnitMemory> units(static_cast<size_t>(model.layers), unit_memory(block, width));
+  units.push_back(unit_memory(root, width));
 
   MemoryPlan memory;
-  memory.parameters = kFp32 * (options.model.layers * block.slice_numel + root.slice_numel);
-  memory.gradients = memory.parameters;
-  memory.optimizer = 2 * memory.parameters;
-  memory.gathered = on_wire || width != kFp32 ? width * live_numel : 0;
-  memory.reduction = on_wire || options.grad_accum > 1 ? kFp32 * live_numel : 0;
+  memory.engine = fsdpp::memory_formula(units, options.grad_accum > 1);
+  memory.optimizer = 2 * memory.engine.shards;
   memory.unsharded_gradients = width * std::max(root.used_numel, block.used_numel);
-  memory.activations = width * options.batch * options.seq * (options.model.layers * 16 * options.model.dim + 4 * options.model.vocab);
+  memory.activations = width * options.batch * options.seq * (model.layers * 16 * model.dim + 4 * model.vocab);
   return memory;
 }
 
@@ -68,12 +76,16 @@ std::string dry_run_text(const Options& options, int world_size) {
   return text("MiniLLM: ", parameter_count(options.model), " parameters, ", options.model.layers + 1, " units, ", world_size,
               world_size == 1 ? " rank" : " ranks", ", gathered in ", width == kBf16 ? "bf16" : "fp32", "\n\n", "Each of the ",
               options.model.layers, " blocks (layers.N):\n", to_string(block.plan, block.names), "\nRoot:\n",
-              to_string(root.plan, root.names), "\nMemory on each rank:\n", row("parameters", "shards of all units, fp32", m.parameters),
-              row("gradients", "as the shards", m.gradients), row("optimizer", "two moments as the shards", m.optimizer),
-              row("gathered buffers", "root and two blocks; nothing where the shard itself serves", m.gathered),
-              row("gradient buffers", "root and two blocks, fp32; nothing for one rank without accumulation", m.reduction),
+              to_string(root.plan, root.names), "\nMemory on each rank, at most:\n",
+              row("parameters", "shards of all units, fp32", m.engine.shards),
+              row("gradients", "as the shards", m.engine.sharded_gradients),
+              row("optimizer", "two moments as the shards", m.optimizer),
+              row("gathered buffers", "two blocks and the root; none where the shard itself serves", m.engine.gathered),
+              row("gradient buffers", "two blocks and the root, fp32; all units with --grad-accum; else none on one rank",
+                  m.engine.gradients),
               row("unsharded gradients", "of the largest unit", m.unsharded_gradients),
-              row("activations", "about (layers*16*dim + 4*vocab) * batch*seq elements", m.activations), row("total", "", m.total()));
+              row("activations", "about (layers*16*dim + 4*vocab) * batch*seq elements", m.activations),
+              row("total", "", m.total()));
 }
 
 }  // namespace minillm

@@ -2,22 +2,18 @@
 #include <cstdint>
 #include <string>
 
+#include "fsdpp/engine/unit_stats.h"
 #include "options.h"
 
 namespace minillm {
 
 /// Bytes on each rank, from sizes alone. Units are the blocks (all alike) and the root (embedding and head).
 struct MemoryPlan {
-  int64_t parameters = 0;  ///< shards, fp32
-  int64_t gradients = 0;   ///< sharded gradients, fp32
-  int64_t optimizer = 0;   ///< AdamW's two moments, fp32
-  int64_t gathered = 0;    ///< gathered buffers that live at once: the root's and two blocks' (one in use, one gathered ahead)
-  int64_t reduction = 0;   ///< gradient buffers that live at once: the root's and two blocks', fp32
-  int64_t unsharded_gradients = 0;  ///< of the unit in backward, before they enter the gradient buffer
-  int64_t activations = 0; ///< kept for backward: estimate of [layers·16·dim + 4·vocab]·batch·seq elements
-  [[nodiscard]] int64_t total() const noexcept {
-    return parameters + gradients + optimizer + gathered + reduction + unsharded_gradients + activations;
-  }
+  fsdpp::MemoryFormula engine;      ///< what fsdpp holds: equal to fsdpp::memory_formula of the sharded model
+  int64_t optimizer = 0;            ///< AdamW's two moments, fp32, as the shards
+  int64_t unsharded_gradients = 0;  ///< of the largest unit, before they are reduced
+  int64_t activations = 0;          ///< kept for backward: an estimate, (layers·16·dim + 4·vocab)·batch·seq elements
+  [[nodiscard]] int64_t total() const noexcept { return engine.total() + optimizer + unsharded_gradients + activations; }
 };
 
 [[nodiscard]] MemoryPlan memory_plan(const Options& options, int world_size);

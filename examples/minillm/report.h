@@ -11,7 +11,7 @@ namespace minillm {
 struct StepRecord {
   int64_t step = 0;                 ///< from 0
   double loss = 0.0;                ///< mean over ranks and micro-batches
-  std::optional<double> grad_norm;  ///< before clipping; where it was computed
+  std::optional<double> grad_norm{};  ///< before clipping; where it was computed
   double seconds = 0.0;
   double tokens = 0.0;              ///< of all ranks
   int64_t peak_bytes = 0;           ///< largest of the ranks
@@ -23,8 +23,8 @@ struct ReportOptions {
   int64_t steps = 0, log_every = 1;
   int world_size = 1;
   double flops_per_token = 0.0;
-  std::optional<double> peak_flops;  ///< of one GPU
-  std::string metrics;               ///< path or empty
+  std::optional<double> peak_flops{};  ///< of one GPU
+  std::string metrics{};             ///< path or empty
 };
 
 class Report {

@@ -1,0 +1,156 @@
+#include "model.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "dry_run.h"
+#include "fsdpp/api/fully_shard.h"
+#include "fsdpp/base/error.h"
+
+namespace minillm {
+namespace {
+
+using testing::HasSubstr;
+
+const ModelConfig kTiny{.vocab = 29, .dim = 12, .layers = 2, .heads = 3};
+
+std::vector<std::string> names_of(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& item : module.named_parameters()) names.push_back(item.key());
+  return names;
+}
+
+TEST(MiniLLM, ParameterNames_AreThoseOfThePythonScriptInItsOrder) {
+  const std::vector<std::string> block{"norm1.weight",         "attn.in_proj_weight", "attn.in_proj_bias", "attn.out_proj.weight",
+                                       "attn.out_proj.bias", "norm2.weight",        "ffn.0.weight",      "ffn.2.weight"};
+  std::vector<std::string> expected{"embed.weight"};
+  for (const char* layer : {"layers.0.", "layers.1."})
+    for (const auto& name : block) expected.push_back(layer + name);
+  expected.push_back("head.weight");
+  EXPECT_EQ(names_of(*MiniLLM(kTiny)), expected);
+}
+
+TEST(MiniLLM, ShapesWithoutBuilding_AreThoseOfTheModel) {
+  MiniLLM model(kTiny);
+  const auto params = model->named_parameters();
+  for (const auto& shape : root_shapes(kTiny)) EXPECT_EQ(params[shape.name].sizes(), shape.sizes) << shape.name;
+  for (const auto& shape : block_shapes(kTiny)) EXPECT_EQ(params["layers.1." + shape.name].sizes(), shape.sizes) << shape.name;
+  int64_t total = 0;
+  for (const auto& item : params) total += item.value().numel();
+  EXPECT_EQ(parameter_count(kTiny), total);
+  EXPECT_EQ(params.size(), 2 + 2 * block_shapes(kTiny).size());
+}
+
+TEST(MiniLLM, SeedConfiguration_HasItsParametersAndFlops) {
+  EXPECT_EQ(parameter_count({}), 735199232);
+  EXPECT_EQ(flops_per_token({}, 1024), 6.0 * (735199232 - 32000 * 2048) + 12.0 * 12 * 2048 * 1024);
+}
+
+TEST(MiniLLM, Initialisation_HasPyTorchsDistributions) {
+  at::manual_seed(3);
+  const ModelConfig config{.vocab = 1000, .dim = 64, .layers = 1, .heads = 2};
+  MiniLLM model(config);
+  auto std_of = [](const at::Tensor& t) { return t.std().item<double>(); };
+  auto largest = [](const at::Tensor& t) { return t.abs().max().item<double>(); };
+  EXPECT_NEAR(std_of(model->embed->weight), 1.0, 0.02);
+  EXPECT_GT(largest(model->embed->weight), 3.0);
+  const auto& block = model->blocks[0];
+  // kaiming_uniform(a = √5): bound 1/√fan_in. xavier_uniform over (3·D, D): bound √(6 / 4·D).
+  const std::vector<std::pair<at::Tensor, double>> uniform{{model->head->weight, 1 / 8.0},
+                                                           {block->ffn->up->weight, 1 / 8.0},
+                                                           {block->ffn->down->weight, 1 / 16.0},
+                                                           {block->attn->out_proj->weight, 1 / 8.0},
+                                                           {block->attn->in_proj_weight, std::sqrt(6.0 / 256)}};
+  for (const auto& [weight, bound] : uniform) {
+    EXPECT_LE(largest(weight), bound);
+    EXPECT_NEAR(std_of(weight), bound / std::sqrt(3.0), 0.02 * bound);
+  }
+  EXPECT_EQ(largest(block->attn->in_proj_bias), 0.0);
+  EXPECT_EQ(largest(block->attn->out_proj->bias), 0.0);
+  EXPECT_EQ(block->norm1->weight.min().item<float>(), 1.0f);
+}
+
+TEST(MiniLLM, SameSeed_GivesTheSameWeights) {
+  at::manual_seed(1);
+  MiniLLM a(kTiny);
+  at::manual_seed(1);
+  MiniLLM b(kTiny);
+  MiniLLM c(kTiny);
+  EXPECT_TRUE(at::equal(a->head->weight, b->head->weight));
+  EXPECT_FALSE(at::equal(a->head->weight, c->head->weight));
+}
+
+TEST(MiniLLM, HeadsDoNotDivideDim_IsAConfigError) {
+  EXPECT_THROW(MiniLLM(ModelConfig{.vocab = 8, .dim = 10, .layers = 1, .heads = 4}), fsdpp::ConfigError);
+}
+
+TEST(RMSNorm, OnVectorsThatTellItFromOtherFormulas_IsTheFormula) {
+  RMSNorm norm(4);
+  const auto x = at::randn({2, 4}, at::kDouble);
+  norm->to(at::kDouble);
+  const auto expected = x / (x.pow(2).mean(-1, true) + std::numeric_limits<double>::epsilon()).sqrt();
+  EXPECT_LT((norm(x) - expected).abs().max().item<double>(), 1e-12);
+}
+
+TEST(Attention, IsNotCausalAndEveryTokenSeesAll) {
+  Attention attention(12, 3);
+  auto x = at::randn({1, 5, 12});
+  const auto before = attention(x).clone();
+  x[0][4] += 1;
+  EXPECT_GT((attention(x) - before)[0][0].abs().max().item<float>(), 1e-6f);
+}
+
+TEST(MeanLoss, Is32BitAlsoForBfloat16Logits) {
+  const auto logits = at::randn({3, 50, 29});
+  const auto targets = at::randint(29, {3, 50}, at::kLong);
+  const auto exact = at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten()).item<double>();
+  EXPECT_NEAR(mean_loss(logits, targets).item<double>(), exact, 1e-6 * exact);
+  const auto loss = mean_loss(logits.to(at::kBFloat16), targets);
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  EXPECT_NEAR(loss.item<double>(), exact, 5e-3 * exact);
+}
+
+class DryRun : public testing::TestWithParam<std::tuple<int, Precision, int64_t>> {};
+INSTANTIATE_TEST_SUITE_P(All, DryRun,
+                         testing::Combine(testing::Values(1, 2, 3), testing::Values(Precision::FP32, Precision::BF16),
+                                          testing::Values(int64_t{1}, int64_t{2})));
+
+TEST_P(DryRun, Numbers_AreThoseOfTheShardedModel) {
+  Options options;
+  options.model = kTiny;
+  std::tie(std::ignore, options.precision, options.grad_accum) = GetParam();
+  const int world_size = std::get<0>(GetParam());
+  const auto planned = memory_plan(options, world_size).engine;
+  fsdpp::comm::run_local_world(world_size, [&](auto world) {
+    fsdpp::FullyShardOptions how;
+    if (options.precision == Precision::BF16) {
+      how.mp_policy.param_dtype = at::kBFloat16;
+      how.mp_policy.reduce_dtype = at::kFloat;
+    }
+    const auto mesh = fsdpp::comm::Mesh::shard(world);
+    MiniLLM model(kTiny);
+    for (auto& block : model->blocks) fsdpp::fully_shard(block, mesh, how);
+    fsdpp::fully_shard(model, mesh, how);
+    const auto real = fsdpp::memory_formula(*model, options.grad_accum > 1);
+    EXPECT_EQ(planned.shards, real.shards);
+    EXPECT_EQ(planned.sharded_gradients, real.sharded_gradients);
+    EXPECT_EQ(planned.gathered, real.gathered);
+    EXPECT_EQ(planned.gradients, real.gradients);
+  });
+}
+
+TEST(DryRunText, NamesPlanAndFormulaForAnyWorld) {
+  const auto text = dry_run_text(Options{}, 4096);
+  for (const char* part : {"735199232 parameters", "13 units", "4096 ranks", "attn.in_proj_weight", "embed.weight", "gathered buffers", "total"})
+    EXPECT_THAT(text, HasSubstr(part));
+}
+
+}  // namespace
+}  // namespace minillm
