@@ -25,8 +25,8 @@ std::vector<int> member_ranks(const std::string& name, std::vector<int> ranks, i
   const bool inside = ranks.front() >= 0 && ranks.back() < world_size;
   const bool member = std::binary_search(ranks.begin(), ranks.end(), rank);
   FSDPP_ENFORCE(sorted && inside && member, UsageError,
-                "communicator '{}': expected different ranks from 0 to {} in rising order, {} among them, got [{}]", name, world_size - 1,
-                rank, fmt::join(ranks, ", "));
+                "communicator '{}': expected different ranks from 0 to {} in rising order, {} among them, got [{}]",
+                name, world_size - 1, rank, fmt::join(ranks, ", "));
   return ranks;
 }
 

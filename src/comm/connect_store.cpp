@@ -28,8 +28,8 @@ struct Attempt {
   std::exception_ptr error;
 };
 
-// Connecting to a port where something that is no store listens may block for ever inside c10d; so it happens on a thread that
-// is left alone when the time is up.
+// Connecting to a port where something that is no store listens may block for ever inside c10d; so it happens on a
+// thread that is left alone when the time is up.
 StorePtr with_deadline(std::chrono::milliseconds timeout, std::function<StorePtr()> connect) {
   auto attempt = std::make_shared<Attempt>();
   std::thread([attempt, connect = std::move(connect)] {
@@ -71,9 +71,11 @@ StorePtr connect_client(const RankEnv& env, std::chrono::milliseconds timeout) {
     reason = error.what_without_backtrace();
   }
   fail_comm(CommErrc::InitTimeout,
-            "rendezvous: expected {} at MASTER_ADDR={} MASTER_PORT={} within {} s, got: {}. Try: check that rank 0 runs and that this host "
+            "rendezvous: expected {} at MASTER_ADDR={} MASTER_PORT={} within {} s, got: {}. Try: check that rank 0 "
+            "runs and that this host "
             "can reach it",
-            env.use_agent_store ? "the launcher's store" : "rank 0's store", env.master_addr, env.master_port, seconds(timeout), reason);
+            env.use_agent_store ? "the launcher's store" : "rank 0's store", env.master_addr, env.master_port,
+            seconds(timeout), reason);
 }
 
 StorePtr serve(const RankEnv& env, Socket listener, std::chrono::milliseconds timeout) {
@@ -90,9 +92,11 @@ StorePtr join_other_server(const RankEnv& env, std::chrono::milliseconds timeout
     local.master_addr = "127.0.0.1";
     return connect_client(local, std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(10)));
   } catch (const CommError&) {
-    fail<ConfigError>("rendezvous: expected to serve the store at MASTER_PORT={} on this host (rank 0), but the port is in use by another "
-                      "program. Try: another MASTER_PORT on all ranks",
-                      env.master_port);
+    fail<ConfigError>(
+        "rendezvous: expected to serve the store at MASTER_PORT={} on this host (rank 0), but the port is in use by "
+        "another "
+        "program. Try: another MASTER_PORT on all ranks",
+        env.master_port);
   }
 }
 
@@ -105,8 +109,9 @@ StoreConnection connect_store(const RankEnv& env, std::chrono::milliseconds time
   if (listener.valid()) return {serve(env, std::move(listener), timeout), where, true};
   const int error = errno;
   if (error == EADDRINUSE) return {join_other_server(env, timeout), where, false};
-  fail<ConfigError>("rendezvous: expected to listen on MASTER_PORT={} (rank 0), got: {}. Try: another MASTER_PORT on all ranks",
-                    env.master_port, std::strerror(error));
+  fail<ConfigError>(
+      "rendezvous: expected to listen on MASTER_PORT={} (rank 0), got: {}. Try: another MASTER_PORT on all ranks",
+      env.master_port, std::strerror(error));
 }
 
 }  // namespace fsdpp::comm

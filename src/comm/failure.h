@@ -15,7 +15,8 @@ class Failure {
   [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// Throws CommError if set.
   void check() const {
-    if (failed()) [[unlikely]] rethrow();
+    if (failed()) [[unlikely]]
+      rethrow();
   }
   [[nodiscard]] CommErrc code() const noexcept { return code_; }
   [[nodiscard]] const std::string& text() const noexcept { return text_; }

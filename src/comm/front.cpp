@@ -20,8 +20,10 @@ bool movable(ScalarType t) {
     case ScalarType::Short:
     case ScalarType::Int:
     case ScalarType::Long:
-    case ScalarType::Bool: return true;
-    default: return false;
+    case ScalarType::Bool:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -32,12 +34,13 @@ struct Shape {
 
 template <class Who>
 void expect_counts(const Who& who, Buffer out, ConstBuffer in, const Shape& shape) {
-  FSDPP_ENFORCE(in.count >= 0 && out.count >= 0, UsageError, "{}: expected counts of 0 or more, got in {} and out {}", who(), in.count,
-                out.count);
+  FSDPP_ENFORCE(in.count >= 0 && out.count >= 0, UsageError, "{}: expected counts of 0 or more, got in {} and out {}",
+                who(), in.count, out.count);
   FSDPP_ENFORCE(in.count * shape.out_parts == out.count * shape.in_parts, UsageError,
-                "{}: expected in.count : out.count = {} : {}, got {} : {}", who(), shape.in_parts, shape.out_parts, in.count, out.count);
-  FSDPP_ENFORCE(in.dtype == out.dtype, UsageError, "{}: expected one dtype, got in {} and out {}", who(), c10::toString(in.dtype),
-                c10::toString(out.dtype));
+                "{}: expected in.count : out.count = {} : {}, got {} : {}", who(), shape.in_parts, shape.out_parts,
+                in.count, out.count);
+  FSDPP_ENFORCE(in.dtype == out.dtype, UsageError, "{}: expected one dtype, got in {} and out {}", who(),
+                c10::toString(in.dtype), c10::toString(out.dtype));
   FSDPP_ENFORCE((in.data != nullptr || in.count == 0) && (out.data != nullptr || out.count == 0), UsageError,
                 "{}: expected memory for {} elements, got a null pointer", who(), std::max(in.count, out.count));
 }
@@ -47,10 +50,13 @@ void expect_no_overlap(const Who& who, Buffer out, ConstBuffer in, const Shape& 
   const auto bytes = c10::elementSize(in.dtype);
   const auto* in_begin = static_cast<const char*>(in.data);
   const auto* out_begin = static_cast<const char*>(out.data);
-  const bool overlap = in.count > 0 && out.count > 0 && in_begin < out_begin + out.count * bytes && out_begin < in_begin + in.count * bytes;
+  const bool overlap = in.count > 0 && out.count > 0 && in_begin < out_begin + out.count * bytes &&
+                       out_begin < in_begin + in.count * bytes;
   if (!overlap || (shape.in_place != nullptr && in.data == shape.in_place)) return;
-  fail<UsageError>("{}: `in` and `out` overlap but not as an in-place call of this operation. Try: see communicator.h for the in-place rule.",
-                   who());
+  fail<UsageError>(
+      "{}: `in` and `out` overlap but not as an in-place call of this operation. Try: see communicator.h for the "
+      "in-place rule.",
+      who());
 }
 
 const void* at(const void* base, int64_t elements, ScalarType dtype) {
@@ -59,10 +65,14 @@ const void* at(const void* base, int64_t elements, ScalarType dtype) {
 
 Shape shape_of(OpKind kind, int size, int rank, Buffer out, ConstBuffer in) {
   switch (kind) {
-    case OpKind::AllGather: return {1, size, at(out.data, rank * in.count, in.dtype)};
-    case OpKind::ReduceScatter: return {size, 1, static_cast<const char*>(out.data) - rank * out.count * int64_t(c10::elementSize(in.dtype))};
-    case OpKind::AllToAll: return {1, 1, nullptr};
-    default: return {1, 1, out.data};
+    case OpKind::AllGather:
+      return {1, size, at(out.data, rank * in.count, in.dtype)};
+    case OpKind::ReduceScatter:
+      return {size, 1, static_cast<const char*>(out.data) - rank * out.count * int64_t(c10::elementSize(in.dtype))};
+    case OpKind::AllToAll:
+      return {1, 1, nullptr};
+    default:
+      return {1, 1, out.data};
   }
 }
 
@@ -70,8 +80,10 @@ Shape shape_of(OpKind kind, int size, int rank, Buffer out, ConstBuffer in) {
 
 void FrontCommunicator::check_dtype(const Signature& sig) const {
   const bool ok = movable(sig.dtype) && !(reduces(sig.kind) && sig.dtype == ScalarType::Bool);
-  FSDPP_ENFORCE(ok, UsageError, "{} on communicator '{}': dtype {} is not supported. Try: Float, Double, Half, BFloat16 or a whole-number type.",
-                name_of(sig.kind), name(), c10::toString(sig.dtype));
+  FSDPP_ENFORCE(
+      ok, UsageError,
+      "{} on communicator '{}': dtype {} is not supported. Try: Float, Double, Half, BFloat16 or a whole-number type.",
+      name_of(sig.kind), name(), c10::toString(sig.dtype));
 }
 
 Op FrontCommunicator::make_op(const Signature& sig, void* out, const void* in, const OpInfo& info) {
@@ -80,7 +92,8 @@ Op FrontCommunicator::make_op(const Signature& sig, void* out, const void* in, c
   return op;
 }
 
-Ticket FrontCommunicator::start(Signature sig, Buffer out, ConstBuffer in, cuda::StreamView stream, const OpInfo& info) {
+Ticket FrontCommunicator::start(Signature sig, Buffer out, ConstBuffer in, cuda::StreamView stream,
+                                const OpInfo& info) {
   failure_->check();
   sig.dtype = in.dtype;
   sig.count = in.count;
@@ -89,9 +102,10 @@ Ticket FrontCommunicator::start(Signature sig, Buffer out, ConstBuffer in, cuda:
   expect_counts(who, out, in, shape);
   check_dtype(sig);
   expect_no_overlap(who, out, in, shape);
-  FSDPP_ENFORCE(sig.root >= 0 && sig.root < size(), UsageError, "{}: expected a root from 0 to {}, got {}", who(), size() - 1, sig.root);
-  FSDPP_ENFORCE(stream.is_cuda() == info_.device.is_cuda(), UsageError, "{}: expected a stream of {}, got one of {}", who(),
-                info_.device.str(), stream.is_cuda() ? "a CUDA device" : "the CPU");
+  FSDPP_ENFORCE(sig.root >= 0 && sig.root < size(), UsageError, "{}: expected a root from 0 to {}, got {}", who(),
+                size() - 1, sig.root);
+  FSDPP_ENFORCE(stream.is_cuda() == info_.device.is_cuda(), UsageError, "{}: expected a stream of {}, got one of {}",
+                who(), info_.device.str(), stream.is_cuda() ? "a CUDA device" : "the CPU");
   Op op = make_op(sig, out.data, in.data, info);
   Ticket ticket = size() == 1 ? copy(op, stream) : issue(std::move(op), stream);
   if (!in_group_) return ticket;
@@ -107,10 +121,12 @@ Ticket FrontCommunicator::copy(const Op& op, cuda::StreamView) {
 Ticket FrontCommunicator::all_gather(Buffer out, ConstBuffer in, cuda::StreamView stream, const OpInfo& info) {
   return start({.kind = OpKind::AllGather}, out, in, stream, info);
 }
-Ticket FrontCommunicator::reduce_scatter(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream, const OpInfo& info) {
+Ticket FrontCommunicator::reduce_scatter(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream,
+                                         const OpInfo& info) {
   return start({.kind = OpKind::ReduceScatter, .reduce = op}, out, in, stream, info);
 }
-Ticket FrontCommunicator::all_reduce(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream, const OpInfo& info) {
+Ticket FrontCommunicator::all_reduce(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream,
+                                     const OpInfo& info) {
   return start({.kind = OpKind::AllReduce, .reduce = op}, out, in, stream, info);
 }
 Ticket FrontCommunicator::broadcast(Buffer inout, int root, cuda::StreamView stream, const OpInfo& info) {
@@ -122,7 +138,8 @@ Ticket FrontCommunicator::all_to_all(Buffer out, ConstBuffer in, cuda::StreamVie
 
 void FrontCommunicator::group_begin() {
   failure_->check();
-  FSDPP_ENFORCE(!in_group_, UsageError, "communicator '{}': group_begin inside an open group. Try: close the first group.", name());
+  FSDPP_ENFORCE(!in_group_, UsageError,
+                "communicator '{}': group_begin inside an open group. Try: close the first group.", name());
   open_group();
   in_group_ = true;
 }

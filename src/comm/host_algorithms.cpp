@@ -39,12 +39,18 @@ char* HostAlgorithms::scratch(size_t bytes) {
 
 void HostAlgorithms::run(const Op& op) {
   switch (op.sig.kind) {
-    case OpKind::AllGather: return all_gather(op);
-    case OpKind::ReduceScatter: return reduce_scatter(op);
-    case OpKind::AllReduce: return op.in_bytes() <= kSmall ? all_reduce_small(op) : all_reduce(op);
-    case OpKind::Broadcast: return broadcast(op);
-    case OpKind::AllToAll: return all_to_all(op);
-    case OpKind::Barrier: return exchange(op, 0, transfers());
+    case OpKind::AllGather:
+      return all_gather(op);
+    case OpKind::ReduceScatter:
+      return reduce_scatter(op);
+    case OpKind::AllReduce:
+      return op.in_bytes() <= kSmall ? all_reduce_small(op) : all_reduce(op);
+    case OpKind::Broadcast:
+      return broadcast(op);
+    case OpKind::AllToAll:
+      return all_to_all(op);
+    case OpKind::Barrier:
+      return exchange(op, 0, transfers());
   }
 }
 

@@ -12,7 +12,10 @@ class HostAlgorithms {
  public:
   using Interrupted = std::function<std::optional<ExchangeFailure>()>;
   HostAlgorithms(HostWire& wire, int rank, int size, Interrupted interrupted)
-      : wire_(wire), rank_(static_cast<size_t>(rank)), size_(static_cast<size_t>(size)), interrupted_(std::move(interrupted)) {}
+      : wire_(wire),
+        rank_(static_cast<size_t>(rank)),
+        size_(static_cast<size_t>(size)),
+        interrupted_(std::move(interrupted)) {}
 
   void run(const Op& op);
 
@@ -25,7 +28,9 @@ class HostAlgorithms {
   void all_to_all(const Op& op);
 
   std::vector<Transfer> transfers() const { return std::vector<Transfer>(size_); }
-  void exchange(const Op& op, uint8_t phase, const std::vector<Transfer>& transfers) { wire_.exchange(op, phase, transfers, interrupted_); }
+  void exchange(const Op& op, uint8_t phase, const std::vector<Transfer>& transfers) {
+    wire_.exchange(op, phase, transfers, interrupted_);
+  }
   char* scratch(size_t bytes);
 
   HostWire& wire_;

@@ -18,11 +18,16 @@ namespace {
 class HostCore final : public Watched {
  public:
   HostCore(const CommInfo& info, const Bootstrap& boot, std::shared_ptr<Failure> failure)
-      : name_(info.name), key_(boot.key), store_(boot.store), failure_(std::move(failure)),
+      : name_(info.name),
+        key_(boot.key),
+        store_(boot.store),
+        failure_(std::move(failure)),
         wire_(info.name, info.rank, info.ranks, connect_members(info, boot)),
         algorithms_(wire_, info.rank, static_cast<int>(info.ranks.size()), [this] { return interrupted(); }) {}
 
-  void start() { worker_ = std::thread([this] { work(); }); }
+  void start() {
+    worker_ = std::thread([this] { work(); });
+  }
 
   void push(Op op) {
     {
@@ -99,7 +104,8 @@ class HostCore final : public Watched {
       } catch (const ExchangeFailure& failure) {
         return stop(failure);
       } catch (const std::exception& error) {
-        return stop({CommErrc::Backend, fmt::format("communicator '{}': {} failed: {}", name_, short_name(*op), error.what())});
+        return stop(
+            {CommErrc::Backend, fmt::format("communicator '{}': {} failed: {}", name_, short_name(*op), error.what())});
       }
       std::lock_guard lock(mutex_);
       queue_.pop_front();
@@ -130,7 +136,8 @@ class HostCore final : public Watched {
     changed_.notify_all();
   }
 
-  // A peer that fails in the middle of a message can only close the connection; its reason is in the store, or on its way there.
+  // A peer that fails in the middle of a message can only close the connection; its reason is in the store, or on its
+  // way there.
   void take_reason(ExchangeFailure& failure) noexcept {
     try {
       const std::string reason = store_->get(failed_key(), std::chrono::milliseconds(200));

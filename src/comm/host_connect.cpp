@@ -65,18 +65,20 @@ class Connector {
     self_.address = address_towards(boot_.master_addr);
     tcp_ = listen_tcp(0);
     local_ = listen_local(self_.local);
-    FSDPP_ENFORCE(tcp_.valid() && local_.valid(), ConfigError, "communicator '{}': can't listen on a socket: {}", info_.name,
-                  std::strerror(errno));
+    FSDPP_ENFORCE(tcp_.valid() && local_.valid(), ConfigError, "communicator '{}': can't listen on a socket: {}",
+                  info_.name, std::strerror(errno));
     self_.port = port_of(tcp_);
     boot_.store->set(key(info_.rank), self_.encode());
   }
 
   Endpoint find(int r) {
     try {
-      return Endpoint::decode(boot_.store->get(key(r), std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now())));
+      return Endpoint::decode(
+          boot_.store->get(key(r), std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now())));
     } catch (const CommError& error) {
       if (error.code() != CommErrc::Timeout) throw;
-      fail_comm(CommErrc::InitTimeout, "communicator '{}': rank {} did not create it within {} s. Try: every member must call it", info_.name,
+      fail_comm(CommErrc::InitTimeout,
+                "communicator '{}': rank {} did not create it within {} s. Try: every member must call it", info_.name,
                 world_rank(r), static_cast<double>(boot_.timeout.count()) / 1e3);
     }
   }
@@ -94,8 +96,9 @@ class Connector {
         return;
       }
       if (Clock::now() >= deadline_)
-        fail_comm(CommErrc::InitTimeout, "communicator '{}': no connection to rank {} at {}:{} within {} s: {}", info_.name, world_rank(r),
-                  peer.address, peer.port, static_cast<double>(boot_.timeout.count()) / 1e3, std::strerror(reason));
+        fail_comm(CommErrc::InitTimeout, "communicator '{}': no connection to rank {} at {}:{} within {} s: {}",
+                  info_.name, world_rank(r), peer.address, peer.port, static_cast<double>(boot_.timeout.count()) / 1e3,
+                  std::strerror(reason));
       backoff.pause();
     }
   }
@@ -105,9 +108,11 @@ class Connector {
       Socket socket = accept_any(tcp_, local_, deadline_);
       if (!socket.valid()) late();
       Hello hello;
-      if (!receive_all(socket, &hello, sizeof hello, std::min(deadline_, Clock::now() + std::chrono::seconds(5)))) continue;
+      if (!receive_all(socket, &hello, sizeof hello, std::min(deadline_, Clock::now() + std::chrono::seconds(5))))
+        continue;
       const bool known = hello.magic == Hello{}.magic && hello.token == self_.token && hello.rank > info_.rank &&
-                         hello.rank < static_cast<int>(sockets_.size()) && !sockets_[static_cast<size_t>(hello.rank)].valid();
+                         hello.rank < static_cast<int>(sockets_.size()) &&
+                         !sockets_[static_cast<size_t>(hello.rank)].valid();
       if (!known) continue;  // a stranger
       sockets_[static_cast<size_t>(hello.rank)] = std::move(socket);
       return;
@@ -117,8 +122,10 @@ class Connector {
   [[noreturn]] void late() {
     std::string absent;
     for (int r = info_.rank + 1; r < static_cast<int>(sockets_.size()); ++r)
-      if (!sockets_[static_cast<size_t>(r)].valid()) absent += fmt::format("{}{}", absent.empty() ? "" : ", ", world_rank(r));
-    fail_comm(CommErrc::InitTimeout, "communicator '{}': rank {} did not connect within {} s. Try: every member must create it", info_.name,
+      if (!sockets_[static_cast<size_t>(r)].valid())
+        absent += fmt::format("{}{}", absent.empty() ? "" : ", ", world_rank(r));
+    fail_comm(CommErrc::InitTimeout,
+              "communicator '{}': rank {} did not connect within {} s. Try: every member must create it", info_.name,
               absent, static_cast<double>(boot_.timeout.count()) / 1e3);
   }
 
@@ -132,6 +139,8 @@ class Connector {
 
 }  // namespace
 
-std::vector<Socket> connect_members(const CommInfo& info, const Bootstrap& bootstrap) { return Connector(info, bootstrap).run(); }
+std::vector<Socket> connect_members(const CommInfo& info, const Bootstrap& bootstrap) {
+  return Connector(info, bootstrap).run();
+}
 
 }  // namespace fsdpp::comm

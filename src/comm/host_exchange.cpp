@@ -19,14 +19,16 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kChunk = 1 << 20;  // bytes for one peer before the next one gets its turn
 
 // What is left of header + payload as at most two pieces.
-int pieces(std::array<iovec, 2>& out, void* header, size_t header_bytes, void* payload, size_t payload_bytes, size_t done) {
+int pieces(std::array<iovec, 2>& out, void* header, size_t header_bytes, void* payload, size_t payload_bytes,
+           size_t done) {
   int n = 0;
   if (done < header_bytes) {
     out[n++] = {static_cast<char*>(header) + done, header_bytes - done};
     done = header_bytes;
   }
   const size_t offset = done - header_bytes;
-  if (offset < payload_bytes) out[n++] = {static_cast<char*>(payload) + offset, std::min(payload_bytes - offset, kChunk)};
+  if (offset < payload_bytes)
+    out[n++] = {static_cast<char*>(payload) + offset, std::min(payload_bytes - offset, kChunk)};
   return n;
 }
 
@@ -35,7 +37,10 @@ bool again(int error) { return error == EAGAIN || error == EWOULDBLOCK || error 
 }  // namespace
 
 HostWire::HostWire(std::string comm, int rank, std::vector<int> world_ranks, std::vector<Socket> sockets)
-    : comm_(std::move(comm)), rank_(rank), world_ranks_(std::move(world_ranks)), links_(sockets.size()),
+    : comm_(std::move(comm)),
+      rank_(rank),
+      world_ranks_(std::move(world_ranks)),
+      links_(sockets.size()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   for (size_t r = 0; r < sockets.size(); ++r) links_[r].socket = std::move(sockets[r]);
 }
@@ -51,7 +56,8 @@ void HostWire::start(const Op& op, uint8_t phase, std::span<const Transfer> tran
 }
 
 bool HostWire::finished() const {
-  return std::none_of(links_.begin(), links_.end(), [](const Link& link) { return link.sending() || link.receiving(); });
+  return std::none_of(links_.begin(), links_.end(),
+                      [](const Link& link) { return link.sending() || link.receiving(); });
 }
 
 void HostWire::exchange(const Op& op, uint8_t phase, std::span<const Transfer> transfers,
@@ -83,8 +89,8 @@ bool HostWire::send_some(size_t peer, const Op& op) {
   std::array<iovec, 2> parts;
   msghdr message{};
   message.msg_iov = parts.data();
-  message.msg_iovlen = static_cast<size_t>(
-      pieces(parts, &link.out, sizeof link.out, const_cast<void*>(link.transfer.send), link.transfer.send_bytes, link.sent));
+  message.msg_iovlen = static_cast<size_t>(pieces(
+      parts, &link.out, sizeof link.out, const_cast<void*>(link.transfer.send), link.transfer.send_bytes, link.sent));
   const ssize_t n = ::sendmsg(link.socket.fd(), &message, MSG_NOSIGNAL);
   if (n < 0 && again(errno)) return false;
   if (n <= 0) {
@@ -114,7 +120,8 @@ bool HostWire::receive_some(size_t peer, const Op& op) {
 void HostWire::check_header(size_t peer, const Op& op) {
   Link& link = links_[peer];
   if (link.in.magic != kFrameMagic)
-    throw ExchangeFailure{CommErrc::Backend, fmt::format("communicator '{}': rank {} sent bytes that are no frame", comm_, world_ranks_[peer])};
+    throw ExchangeFailure{CommErrc::Backend, fmt::format("communicator '{}': rank {} sent bytes that are no frame",
+                                                         comm_, world_ranks_[peer])};
   if (link.in.kind == kFailureFrame) take_failure(peer);
   if (agree(link.out, link.in) && link.in.payload == link.transfer.receive_bytes) return;
   const int me = world_ranks_[static_cast<size_t>(rank_)];
@@ -148,8 +155,8 @@ void HostWire::take_failure(size_t peer) {
 
 void HostWire::closed(size_t peer, const Op& op) {
   throw ExchangeFailure{CommErrc::RemoteDied,
-                        fmt::format("communicator '{}': rank {} has ended (its connection closed) during {}", comm_, world_ranks_[peer],
-                                    short_name(op)),
+                        fmt::format("communicator '{}': rank {} has ended (its connection closed) during {}", comm_,
+                                    world_ranks_[peer], short_name(op)),
                         static_cast<int>(peer)};
 }
 
@@ -161,8 +168,8 @@ void HostWire::timed_out(const Op& op) {
     if (link.received == 0)
       absent += fmt::format("{}{}", absent.empty() ? "" : ", ", world_ranks_[r]);
     else
-      stalled += fmt::format("{}{} ({} of {} bytes received, {} of {} sent)", stalled.empty() ? "" : ", ", world_ranks_[r], link.received,
-                             link.receive_total(), link.sent, link.send_total());
+      stalled += fmt::format("{}{} ({} of {} bytes received, {} of {} sent)", stalled.empty() ? "" : ", ",
+                             world_ranks_[r], link.received, link.receive_total(), link.sent, link.send_total());
   }
   std::string text = fmt::format("communicator '{}': {} made no progress for {} s", comm_, short_name(op),
                                  static_cast<double>(op.timeout.count()) / 1e3);
@@ -174,7 +181,8 @@ void HostWire::timed_out(const Op& op) {
 void HostWire::wait(Deadline deadline) {
   std::vector<pollfd> entries{{wake_.fd(), POLLIN, 0}};
   for (const Link& link : links_) {
-    const short events = static_cast<short>((link.receiving() || link.listening ? POLLIN : 0) | (link.sending() ? POLLOUT : 0));
+    const short events =
+        static_cast<short>((link.receiving() || link.listening ? POLLIN : 0) | (link.sending() ? POLLOUT : 0));
     if (events != 0) entries.push_back({link.socket.fd(), events, 0});
   }
   ::poll(entries.data(), entries.size(), poll_ms(deadline));

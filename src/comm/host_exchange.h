@@ -25,15 +25,16 @@ struct ExchangeFailure {
   int closed_by = -1;  ///< member whose connection ended, or -1
 };
 
-/// The connections of one rank to all others, and the exchange of one frame with each of them at once. Used by one thread;
-/// wake() by any.
+/// The connections of one rank to all others, and the exchange of one frame with each of them at once. Used by one
+/// thread; wake() by any.
 class HostWire {
  public:
   /// sockets[r] leads to member r; the own one is invalid. `names` are the members' world ranks.
   HostWire(std::string comm, int rank, std::vector<int> world_ranks, std::vector<Socket> sockets);
 
-  /// Sends each peer a header for `op` and its bytes while receiving theirs. Throws ExchangeFailure for a mismatch, a closed
-  /// connection, a peer's own failure, time-out, and when `interrupted` (asked after each wake-up) returns a failure.
+  /// Sends each peer a header for `op` and its bytes while receiving theirs. Throws ExchangeFailure for a mismatch, a
+  /// closed connection, a peer's own failure, time-out, and when `interrupted` (asked after each wake-up) returns a
+  /// failure.
   void exchange(const Op& op, uint8_t phase, std::span<const Transfer> transfers,
                 const std::function<std::optional<ExchangeFailure>()>& interrupted);
   /// Tells every peer that this rank has failed where the stream allows it, then closes the sending side.

@@ -45,15 +45,16 @@ FrameHeader failure_frame(CommErrc code, uint64_t payload) {
 std::string label_of(const FrameHeader& frame) { return {frame.label, ::strnlen(frame.label, kLabelBytes)}; }
 
 std::string describe(const FrameHeader& frame) {
-  const Signature sig{static_cast<OpKind>(frame.kind), static_cast<ReduceOp>(frame.reduce), static_cast<c10::ScalarType>(frame.dtype),
-                      frame.root, frame.count};
+  const Signature sig{static_cast<OpKind>(frame.kind), static_cast<ReduceOp>(frame.reduce),
+                      static_cast<c10::ScalarType>(frame.dtype), frame.root, frame.count};
   return describe(sig, label_of(frame));
 }
 
 bool agree(const FrameHeader& mine, const FrameHeader& theirs) {
   const bool labels = mine.label_hash == 0 || theirs.label_hash == 0 || mine.label_hash == theirs.label_hash;
-  return mine.kind == theirs.kind && mine.reduce == theirs.reduce && mine.dtype == theirs.dtype && mine.phase == theirs.phase &&
-         mine.root == theirs.root && mine.sequence == theirs.sequence && mine.count == theirs.count && labels;
+  return mine.kind == theirs.kind && mine.reduce == theirs.reduce && mine.dtype == theirs.dtype &&
+         mine.phase == theirs.phase && mine.root == theirs.root && mine.sequence == theirs.sequence &&
+         mine.count == theirs.count && labels;
 }
 
 }  // namespace fsdpp::comm

@@ -5,15 +5,15 @@
 
 #include "comm/op.h"
 
-/// What goes over the wire between two ranks of a host communicator: frames of a fixed header and a payload. Hosts of one job
-/// are taken to have one byte order.
+/// What goes over the wire between two ranks of a host communicator: frames of a fixed header and a payload. Hosts of
+/// one job are taken to have one byte order.
 namespace fsdpp::comm {
 
 constexpr size_t kLabelBytes = 80;
 
 struct FrameHeader {
   uint32_t magic = 0;
-  uint8_t kind = 0;   ///< OpKind, or kFailureFrame
+  uint8_t kind = 0;  ///< OpKind, or kFailureFrame
   uint8_t reduce = 0;
   int8_t dtype = 0;
   uint8_t phase = 0;  ///< an operation may take several exchanges

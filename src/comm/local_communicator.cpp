@@ -35,8 +35,8 @@ LocalCommunicator::~LocalCommunicator() {
 
 Fault LocalCommunicator::ask_fault(const Op& op) const {
   if (!on_operation_) return Fault::None;
-  return on_operation_({name(), std::string(name_of(op.sig.kind)), op.label, info().ranks[static_cast<size_t>(rank())], op.sequence,
-                        op.sig.count});
+  return on_operation_({name(), std::string(name_of(op.sig.kind)), op.label, info().ranks[static_cast<size_t>(rank())],
+                        op.sequence, op.sig.count});
 }
 
 Ticket LocalCommunicator::issue(Op op, cuda::StreamView) {

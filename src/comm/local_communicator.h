@@ -11,7 +11,8 @@ namespace fsdpp::comm {
 /// One rank's end of an in-process communicator.
 class LocalCommunicator final : public FrontCommunicator {
  public:
-  LocalCommunicator(CommInfo info, std::shared_ptr<LocalHub> hub, std::function<Fault(const OperationEvent&)> on_operation);
+  LocalCommunicator(CommInfo info, std::shared_ptr<LocalHub> hub,
+                    std::function<Fault(const OperationEvent&)> on_operation);
   ~LocalCommunicator() override;
 
  protected:

@@ -30,7 +30,8 @@ void all_gather(const Ops& ops) {
 void all_to_all(const Ops& ops) {
   const size_t part = ops[0]->in_bytes() / ops.size();
   for (size_t to = 0; to < ops.size(); ++to)
-    for (size_t from = 0; from < ops.size(); ++from) move_bytes(out_at(*ops[to], from * part), in_at(*ops[from], to * part), part);
+    for (size_t from = 0; from < ops.size(); ++from)
+      move_bytes(out_at(*ops[to], from * part), in_at(*ops[from], to * part), part);
 }
 
 void reduce_scatter(const Ops& ops) {
@@ -57,12 +58,18 @@ void broadcast(const Ops& ops) {
 
 void execute_local(const Ops& ops) {
   switch (ops[0]->sig.kind) {
-    case OpKind::AllGather: return all_gather(ops);
-    case OpKind::ReduceScatter: return reduce_scatter(ops);
-    case OpKind::AllReduce: return all_reduce(ops);
-    case OpKind::Broadcast: return broadcast(ops);
-    case OpKind::AllToAll: return all_to_all(ops);
-    case OpKind::Barrier: return;
+    case OpKind::AllGather:
+      return all_gather(ops);
+    case OpKind::ReduceScatter:
+      return reduce_scatter(ops);
+    case OpKind::AllReduce:
+      return all_reduce(ops);
+    case OpKind::Broadcast:
+      return broadcast(ops);
+    case OpKind::AllToAll:
+      return all_to_all(ops);
+    case OpKind::Barrier:
+      return;
   }
 }
 

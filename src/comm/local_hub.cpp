@@ -105,7 +105,8 @@ void LocalHub::check_left() {
   const std::string gone = waiting_for(e, true);
   if (gone.empty()) return;
   const auto it = std::find_if(e.ops.begin(), e.ops.end(), [](const auto& op) { return op.has_value(); });
-  fail_locked(CommErrc::RemoteDied, fmt::format("communicator '{}': {} waits for a rank that has ended: {}", name_, short_name(**it), gone));
+  fail_locked(CommErrc::RemoteDied,
+              fmt::format("communicator '{}': {} waits for a rank that has ended: {}", name_, short_name(**it), gone));
 }
 
 void LocalHub::check_deadline() {
@@ -114,8 +115,9 @@ void LocalHub::check_deadline() {
   if (Clock::now() < std::max(e.since, last_done_) + e.timeout) return;
   const auto it = std::find_if(e.ops.begin(), e.ops.end(), [](const auto& op) { return op.has_value(); });
   const std::string what = it == e.ops.end() ? fmt::format("operation #{}", executed_) : short_name(**it);
-  fail_locked(CommErrc::Timeout, fmt::format("communicator '{}': {} made no progress for {} s: never issued by {}", name_, what,
-                                             static_cast<double>(e.timeout.count()) / 1e3, waiting_for(e, false)));
+  fail_locked(CommErrc::Timeout,
+              fmt::format("communicator '{}': {} made no progress for {} s: never issued by {}", name_, what,
+                          static_cast<double>(e.timeout.count()) / 1e3, waiting_for(e, false)));
 }
 
 void LocalHub::leave(int rank) noexcept {
@@ -124,9 +126,9 @@ void LocalHub::leave(int rank) noexcept {
   members_[static_cast<size_t>(rank)].left = true;
   for (const Entry& e : entries_) {
     if (e.ops.empty() || !e.ops[static_cast<size_t>(rank)]) continue;
-    fail_locked(CommErrc::RemoteDied, fmt::format("communicator '{}': rank {} has ended while its {} was pending", name_,
-                                                  world_ranks_[static_cast<size_t>(rank)],
-                                                  short_name(*e.ops[static_cast<size_t>(rank)])));
+    fail_locked(CommErrc::RemoteDied,
+                fmt::format("communicator '{}': rank {} has ended while its {} was pending", name_,
+                            world_ranks_[static_cast<size_t>(rank)], short_name(*e.ops[static_cast<size_t>(rank)])));
     break;
   }
   changed_.notify_all();

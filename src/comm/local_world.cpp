@@ -65,7 +65,8 @@ class LocalWorld final : public World {
     return name;
   }
   [[nodiscard]] Store& store() noexcept override { return shared_->store(); }
-  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
+  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name,
+                                                                std::vector<int> ranks) override {
     return make(name, std::move(ranks), shared_->options().on_operation);
   }
   void barrier() override { barrier_->barrier(); }
@@ -115,7 +116,8 @@ void rethrow_first(const std::vector<std::exception_ptr>& failures) {
 
 }  // namespace
 
-void run_local_world(int size, const std::function<void(std::shared_ptr<World>)>& body, const LocalWorldOptions& options) {
+void run_local_world(int size, const std::function<void(std::shared_ptr<World>)>& body,
+                     const LocalWorldOptions& options) {
   FSDPP_ENFORCE(size >= 1, UsageError, "run_local_world: expected 1 or more ranks, got {}", size);
   auto shared = std::make_shared<Shared>(size, options);
   std::vector<std::exception_ptr> failures(static_cast<size_t>(size));

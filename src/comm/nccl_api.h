@@ -12,11 +12,12 @@ namespace fsdpp::comm {
 [[nodiscard]] ncclDataType_t to_nccl(c10::ScalarType dtype);
 [[nodiscard]] ncclRedOp_t to_nccl(ReduceOp op);
 
-/// "ncclAllGather failed: remote process exited or there was a network error (…)". Reads NCCL's process-wide last error.
+/// "ncclAllGather failed: remote process exited or there was a network error (…)". Reads NCCL's process-wide last
+/// error.
 [[nodiscard]] std::string nccl_text(const char* call, ncclResult_t result);
 
-/// Throws CommError{Backend} unless the library loaded at run time has the major and minor version of the header that fsdpp
-/// was compiled with; the text names both and the library's path.
+/// Throws CommError{Backend} unless the library loaded at run time has the major and minor version of the header that
+/// fsdpp was compiled with; the text names both and the library's path.
 void check_nccl_version();
 void check_nccl_version(int header, int library, const std::string& path);
 
@@ -43,7 +44,8 @@ class NcclGroup {
   bool open_;
 };
 
-/// Runs `task` on a thread of its own for at most `limit`; false: it goes on alone. For NCCL calls that may never return.
+/// Runs `task` on a thread of its own for at most `limit`; false: it goes on alone. For NCCL calls that may never
+/// return.
 [[nodiscard]] bool run_bounded(std::function<void()> task, std::chrono::milliseconds limit);
 
 }  // namespace fsdpp::comm

@@ -107,8 +107,8 @@ class NcclCommunicator final : public FrontCommunicator {
 
   void check_dtype(const Signature& sig) const override {
     FrontCommunicator::check_dtype(sig);
-    FSDPP_ENFORCE(sig.dtype != c10::ScalarType::Short, UsageError, "{} on communicator '{}': NCCL has no 16-bit whole numbers. Try: Int",
-                  name_of(sig.kind), name());
+    FSDPP_ENFORCE(sig.dtype != c10::ScalarType::Short, UsageError,
+                  "{} on communicator '{}': NCCL has no 16-bit whole numbers. Try: Int", name_of(sig.kind), name());
   }
 
  private:

@@ -43,8 +43,13 @@ void init_thread(std::shared_ptr<InitResult> out, c10::DeviceIndex device, int s
 }  // namespace
 
 NcclCore::NcclCore(const CommInfo& info, const Bootstrap& boot, std::shared_ptr<Failure> failure)
-    : name_(info.name), key_(boot.key), ranks_(info.ranks), rank_(info.rank), device_(info.device.index()),
-      watched_(boot.watchdog != nullptr), failure_(std::move(failure)) {
+    : name_(info.name),
+      key_(boot.key),
+      ranks_(info.ranks),
+      rank_(info.rank),
+      device_(info.device.index()),
+      watched_(boot.watchdog != nullptr),
+      failure_(std::move(failure)) {
   check_nccl_version();
   connect(boot);
 }
@@ -65,8 +70,8 @@ ncclUniqueId NcclCore::exchange_id(const Bootstrap& boot) {
     if (error.code() == CommErrc::Timeout) late(boot);
     throw;
   }
-  FSDPP_ENFORCE(bytes.size() == sizeof id.internal, UsageError, "communicator '{}': expected an NCCL id of {} bytes, got {}", name_,
-                sizeof id.internal, bytes.size());
+  FSDPP_ENFORCE(bytes.size() == sizeof id.internal, UsageError,
+                "communicator '{}': expected an NCCL id of {} bytes, got {}", name_, sizeof id.internal, bytes.size());
   std::memcpy(id.internal, bytes.data(), bytes.size());
   return id;
 }
@@ -75,7 +80,8 @@ void NcclCore::connect(const Bootstrap& boot) {
   const ncclUniqueId id = exchange_id(boot);
   auto result = std::make_shared<InitResult>();
   const int size = static_cast<int>(ranks_.size());
-  const bool in_time = run_bounded([=, device = device_, rank = rank_] { init_thread(result, device, size, id, rank); }, boot.timeout);
+  const bool in_time =
+      run_bounded([=, device = device_, rank = rank_] { init_thread(result, device, size, id, rank); }, boot.timeout);
   std::lock_guard lock(result->mutex);
   if (!in_time && result->result == ncclInProgress) {
     result->abandoned = true;
@@ -89,15 +95,18 @@ void NcclCore::connect(const Bootstrap& boot) {
 void NcclCore::late(const Bootstrap& boot) {
   std::string absent;
   for (size_t r = 0; r < ranks_.size(); ++r)
-    if (!boot.store->try_get(fmt::format("comm/{}/here/{}", key_, r))) absent += fmt::format("{}{}", absent.empty() ? "" : ", ", ranks_[r]);
-  fail_comm(CommErrc::InitTimeout, "communicator '{}': NCCL did not connect its {} ranks within {} s; {}", name_, ranks_.size(),
-            static_cast<double>(boot.timeout.count()) / 1e3,
-            absent.empty() ? "all of them tried. Try: NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME for the right network interface"
-                           : fmt::format("never created by rank {}. Try: every member must create it", absent));
+    if (!boot.store->try_get(fmt::format("comm/{}/here/{}", key_, r)))
+      absent += fmt::format("{}{}", absent.empty() ? "" : ", ", ranks_[r]);
+  fail_comm(CommErrc::InitTimeout, "communicator '{}': NCCL did not connect its {} ranks within {} s; {}", name_,
+            ranks_.size(), static_cast<double>(boot.timeout.count()) / 1e3,
+            absent.empty()
+                ? "all of them tried. Try: NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME for the right network interface"
+                : fmt::format("never created by rank {}. Try: every member must create it", absent));
 }
 
 void NcclCore::check(const char* call, ncclResult_t result) {
-  if (result == ncclSuccess) [[likely]] return;
+  if (result == ncclSuccess) [[likely]]
+    return;
   failure_->set(result == ncclRemoteError ? CommErrc::RemoteDied : CommErrc::Backend,
                 fmt::format("communicator '{}': {}. Try: NCCL_DEBUG=WARN", name_, nccl_text(call, result)));
   failure_->check();
@@ -167,11 +176,14 @@ void NcclCore::close(bool now) noexcept {
     handle = std::exchange(handle_, nullptr);
   }
   if (handle == nullptr) return;
-  const bool ended = run_bounded([handle, device = device_] {
-    cudaSetDevice(device);
-    ncclCommDestroy(handle);
-  }, kAbortLimit);
-  if (!ended) log::warn(fmt::format("communicator '{}': ncclCommDestroy did not end within {} s", name_, kAbortLimit.count()));
+  const bool ended = run_bounded(
+      [handle, device = device_] {
+        cudaSetDevice(device);
+        ncclCommDestroy(handle);
+      },
+      kAbortLimit);
+  if (!ended)
+    log::warn(fmt::format("communicator '{}': ncclCommDestroy did not end within {} s", name_, kAbortLimit.count()));
 }
 
 void NcclCore::abort_handle() noexcept {
@@ -182,14 +194,18 @@ void NcclCore::abort_handle() noexcept {
   }
   if (handle == nullptr) return;
   // A call that is about to return must not lose the handle under its feet; one that hangs needs the abort to return.
-  for (const auto end = Clock::now() + kCallGrace; calls_ > 0 && Clock::now() < end;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  const bool ended = run_bounded([handle, device = device_] {
-    cudaSetDevice(device);
-    ncclCommAbort(handle);
-  }, kAbortLimit);
+  for (const auto end = Clock::now() + kCallGrace; calls_ > 0 && Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const bool ended = run_bounded(
+      [handle, device = device_] {
+        cudaSetDevice(device);
+        ncclCommAbort(handle);
+      },
+      kAbortLimit);
   if (!ended)
-    log::error(fmt::format("communicator '{}': ncclCommAbort did not end within {} s; this process may hang until its launcher ends it", name_,
-                           kAbortLimit.count()));
+    log::error(fmt::format(
+        "communicator '{}': ncclCommAbort did not end within {} s; this process may hang until its launcher ends it",
+        name_, kAbortLimit.count()));
 }
 
 void NcclCore::fail(CommErrc code, const std::string& text) noexcept {

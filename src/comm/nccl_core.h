@@ -66,7 +66,7 @@ class NcclCore final : public Watched {
   mutable std::mutex mutex_;   // of what follows
   std::deque<std::shared_ptr<NcclRecord>> pending_;
   uint64_t issued_ = 0;
-  Op last_;  // the last one issued
+  Op last_;                                            // the last one issued
   std::chrono::steady_clock::time_point suspicion_{};  // the watchdog thread's own: since when something seems wrong
 };
 

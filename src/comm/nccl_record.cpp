@@ -7,11 +7,14 @@
 
 namespace fsdpp::comm {
 
-std::string NcclRecord::text() const { return group == 1 ? short_name(op) : fmt::format("{} and {} more in one group", short_name(op), group - 1); }
+std::string NcclRecord::text() const {
+  return group == 1 ? short_name(op) : fmt::format("{} and {} more in one group", short_name(op), group - 1);
+}
 
 void NcclRecord::check_host_use(const char* what) const {
   failure->check();
-  FSDPP_ENFORCE(!captured, UsageError, "{}: {} of an operation in a CUDA graph. Try: wait() on a stream, inside the capture", text(), what);
+  FSDPP_ENFORCE(!captured, UsageError,
+                "{}: {} of an operation in a CUDA graph. Try: wait() on a stream, inside the capture", text(), what);
 }
 
 bool NcclRecord::query() const {

@@ -10,17 +10,17 @@
 
 namespace fsdpp::comm {
 
-/// One operation in flight: its events around the call, and what to say about it. Doubles as the ticket's state. Taken from a
-/// pool and given back by its last owner, so that a step creates no events.
+/// One operation in flight: its events around the call, and what to say about it. Doubles as the ticket's state. Taken
+/// from a pool and given back by its last owner, so that a step creates no events.
 class NcclRecord final : public Ticket::State {
  public:
   bool query() const override;
   void wait(cuda::StreamView stream) const override;
   void wait_host() const override;
 
-  Op op;                     // `in` and `out` are not used any more
-  int group = 1;             ///< operations that this record stands for
-  bool captured = false;     ///< issued into a CUDA graph: the events belong to the graph and must not be queried
+  Op op;                  // `in` and `out` are not used any more
+  int group = 1;          ///< operations that this record stands for
+  bool captured = false;  ///< issued into a CUDA graph: the events belong to the graph and must not be queried
   std::atomic<bool> issued{false};  ///< the call has returned and `end` is recorded
   cuda::Event start, end;
   std::chrono::steady_clock::time_point called{}, started{};  // `started`: as the watchdog saw it; zero: not yet

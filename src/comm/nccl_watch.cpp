@@ -39,7 +39,8 @@ struct HangClasses {
 
 void classify(HangClasses& classes, const Peer& peer, const std::string& key, const Op& op, int rank) {
   const auto name = fmt::format("rank {}", rank);
-  if (peer.life == Peer::Life::Dead) return append(classes.dead, fmt::format("{} (no heartbeat for {:.1f} s)", name, peer.age_s));
+  if (peer.life == Peer::Life::Dead)
+    return append(classes.dead, fmt::format("{} (no heartbeat for {:.1f} s)", name, peer.age_s));
   if (peer.life == Peer::Life::Left) return append(classes.left, name);
   const auto it = peer.communicators.find(key);
   if (it == peer.communicators.end()) return append(classes.never_issued, name);
@@ -48,9 +49,9 @@ void classify(HangClasses& classes, const Peer& peer, const std::string& key, co
     return append(classes.never_issued,
                   progress.last_issued.empty() ? name : fmt::format("{} (last issued {})", name, progress.last_issued));
   const std::string mine = describe(op.sig, op.label);
-  const std::string& theirs = progress.oldest == op.sequence        ? progress.oldest_text
+  const std::string& theirs = progress.oldest == op.sequence       ? progress.oldest_text
                               : progress.issued == op.sequence + 1 ? progress.last_text
-                                                                    : mine;  // not known any more
+                                                                   : mine;  // not known any more
   if (theirs != mine) return append(classes.mismatched, fmt::format("{} ({}, but here {})", name, theirs, mine));
   if (progress.oldest > op.sequence) return append(classes.done, name);
   append(progress.oldest == op.sequence && progress.oldest_started ? classes.started : classes.not_started, name);
@@ -99,7 +100,8 @@ bool NcclCore::poll_time(Watchdog& dog, NcclRecord& record) {
   const auto now = Clock::now();
   const bool issued = record.issued.load(std::memory_order_acquire);
   if (issued && record.started == Clock::time_point{} && record.start.query()) record.started = now;
-  if (issued && record.started == Clock::time_point{}) return false;  // the stream is busy with earlier work: no time-out for that
+  if (issued && record.started == Clock::time_point{})
+    return false;  // the stream is busy with earlier work: no time-out for that
   const auto since = issued ? record.started : record.called;
   if (now - since <= record.op.timeout) return false;
   if (observed_long_enough(dog)) report_hang(dog, record, std::chrono::duration<double>(now - since).count());
@@ -134,7 +136,8 @@ Progress NcclCore::progress() const {
 std::string NcclCore::silent_ranks(Watchdog& dog) const {
   std::string silent;
   for (const int rank : ranks_)
-    if (rank != ranks_[static_cast<size_t>(rank_)] && dog.peer(rank).age_s > kSilent) append(silent, fmt::format("rank {}", rank));
+    if (rank != ranks_[static_cast<size_t>(rank_)] && dog.peer(rank).age_s > kSilent)
+      append(silent, fmt::format("rank {}", rank));
   return silent;
 }
 
@@ -150,7 +153,8 @@ void NcclCore::report_hang(Watchdog& dog, const NcclRecord& record, double waite
     if (peer.life == Peer::Life::Alive && peer.age_s > kSilent) peer.life = Peer::Life::Dead;
     classify(classes, peer, key_, record.op, rank);
   }
-  dog.report(classes.code(), fmt::format("communicator '{}': {} made no progress for {:.1f} s{}", name_, record.text(), waited, classes.text()));
+  dog.report(classes.code(), fmt::format("communicator '{}': {} made no progress for {:.1f} s{}", name_, record.text(),
+                                         waited, classes.text()));
 }
 
 }  // namespace fsdpp::comm

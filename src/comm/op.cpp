@@ -7,9 +7,12 @@ namespace {
 
 std::string_view name_of(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Sum: return "sum";
-    case ReduceOp::Max: return "max";
-    case ReduceOp::Min: return "min";
+    case ReduceOp::Sum:
+      return "sum";
+    case ReduceOp::Max:
+      return "max";
+    case ReduceOp::Min:
+      return "min";
   }
   return "?";
 }
@@ -18,12 +21,18 @@ std::string_view name_of(ReduceOp op) {
 
 std::string_view name_of(OpKind kind) {
   switch (kind) {
-    case OpKind::AllGather: return "all_gather";
-    case OpKind::ReduceScatter: return "reduce_scatter";
-    case OpKind::AllReduce: return "all_reduce";
-    case OpKind::Broadcast: return "broadcast";
-    case OpKind::AllToAll: return "all_to_all";
-    case OpKind::Barrier: return "barrier";
+    case OpKind::AllGather:
+      return "all_gather";
+    case OpKind::ReduceScatter:
+      return "reduce_scatter";
+    case OpKind::AllReduce:
+      return "all_reduce";
+    case OpKind::Broadcast:
+      return "broadcast";
+    case OpKind::AllToAll:
+      return "all_to_all";
+    case OpKind::Barrier:
+      return "barrier";
   }
   return "?";
 }

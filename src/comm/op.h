@@ -46,7 +46,7 @@ struct Op {
 [[nodiscard]] bool labels_agree(std::string_view a, std::string_view b);
 
 /// The text of a mismatch between two world ranks.
-[[nodiscard]] std::string mismatch_text(const std::string& comm, uint64_t sequence, int rank_a, const std::string& a, int rank_b,
-                                        const std::string& b);
+[[nodiscard]] std::string mismatch_text(const std::string& comm, uint64_t sequence, int rank_a, const std::string& a,
+                                        int rank_b, const std::string& b);
 
 }  // namespace fsdpp::comm

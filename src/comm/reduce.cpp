@@ -81,9 +81,12 @@ void reduce_all(void* out, std::span<const void* const> inputs, int64_t count) {
 template <class T>
 void reduce_typed(void* out, std::span<const void* const> inputs, int64_t count, ReduceOp op) {
   switch (op) {
-    case ReduceOp::Sum: return reduce_all<T, ReduceOp::Sum>(out, inputs, count);
-    case ReduceOp::Max: return reduce_all<T, ReduceOp::Max>(out, inputs, count);
-    case ReduceOp::Min: return reduce_all<T, ReduceOp::Min>(out, inputs, count);
+    case ReduceOp::Sum:
+      return reduce_all<T, ReduceOp::Sum>(out, inputs, count);
+    case ReduceOp::Max:
+      return reduce_all<T, ReduceOp::Max>(out, inputs, count);
+    case ReduceOp::Min:
+      return reduce_all<T, ReduceOp::Min>(out, inputs, count);
   }
 }
 
@@ -92,16 +95,26 @@ void reduce_typed(void* out, std::span<const void* const> inputs, int64_t count,
 void reduce_ordered(void* out, std::span<const void* const> inputs, int64_t count, c10::ScalarType dtype, ReduceOp op) {
   using c10::ScalarType;
   switch (dtype) {
-    case ScalarType::Float: return reduce_typed<float>(out, inputs, count, op);
-    case ScalarType::Double: return reduce_typed<double>(out, inputs, count, op);
-    case ScalarType::Half: return reduce_typed<c10::Half>(out, inputs, count, op);
-    case ScalarType::BFloat16: return reduce_typed<Bf16>(out, inputs, count, op);
-    case ScalarType::Byte: return reduce_typed<uint8_t>(out, inputs, count, op);
-    case ScalarType::Char: return reduce_typed<int8_t>(out, inputs, count, op);
-    case ScalarType::Short: return reduce_typed<int16_t>(out, inputs, count, op);
-    case ScalarType::Int: return reduce_typed<int32_t>(out, inputs, count, op);
-    case ScalarType::Long: return reduce_typed<int64_t>(out, inputs, count, op);
-    default: fail<UsageError>("reduction: dtype {} is not supported", c10::toString(dtype));
+    case ScalarType::Float:
+      return reduce_typed<float>(out, inputs, count, op);
+    case ScalarType::Double:
+      return reduce_typed<double>(out, inputs, count, op);
+    case ScalarType::Half:
+      return reduce_typed<c10::Half>(out, inputs, count, op);
+    case ScalarType::BFloat16:
+      return reduce_typed<Bf16>(out, inputs, count, op);
+    case ScalarType::Byte:
+      return reduce_typed<uint8_t>(out, inputs, count, op);
+    case ScalarType::Char:
+      return reduce_typed<int8_t>(out, inputs, count, op);
+    case ScalarType::Short:
+      return reduce_typed<int16_t>(out, inputs, count, op);
+    case ScalarType::Int:
+      return reduce_typed<int32_t>(out, inputs, count, op);
+    case ScalarType::Long:
+      return reduce_typed<int64_t>(out, inputs, count, op);
+    default:
+      fail<UsageError>("reduction: dtype {} is not supported", c10::toString(dtype));
   }
 }
 

@@ -53,7 +53,8 @@ class Meeting {
     while (true) {
       for (const int64_t arrived = store_.add(kArrivals, 0); read < arrived; ++read) {
         const auto arrival = Arrival::decode(store_.get(arrival_key(read + 1), timeout_));
-        if (auto wrong = roll_.add(arrival); !wrong.empty()) return decide(fmt::format("{}{}{}", kConfig, kField, wrong));
+        if (auto wrong = roll_.add(arrival); !wrong.empty())
+          return decide(fmt::format("{}{}{}", kConfig, kField, wrong));
       }
       if (roll_.complete()) return decide(kOk);
       if (Clock::now() >= deadline_) return decide(fmt::format("{}{}{}", kTimeout, kField, missing_text()));
@@ -69,7 +70,8 @@ class Meeting {
   std::string follow() {
     Backoff backoff;
     while (true) {
-      if (auto verdict = store_.try_get(kVerdict)) return number_ > self_.world_size && *verdict == kOk ? late_text() : *verdict;
+      if (auto verdict = store_.try_get(kVerdict))
+        return number_ > self_.world_size && *verdict == kOk ? late_text() : *verdict;
       // The leader's time runs out before ours; a moment more for its verdict to arrive.
       if (Clock::now() >= deadline_ + std::chrono::milliseconds(500)) {
         for (int64_t i = 1, n = store_.add(kArrivals, 0); i <= n; ++i)
@@ -81,16 +83,20 @@ class Meeting {
   }
 
   std::string missing_text() const {
-    return fmt::format("rendezvous: expected {}={} processes within {} s, but these ranks did not arrive: {}. Try: look at their logs; check "
-                       "that every process has its own {} from 0 to {}",
-                       names_.world_size, self_.world_size, seconds(timeout_), roll_.missing(self_.world_size), names_.rank,
-                       self_.world_size - 1);
+    return fmt::format(
+        "rendezvous: expected {}={} processes within {} s, but these ranks did not arrive: {}. Try: look at their "
+        "logs; check "
+        "that every process has its own {} from 0 to {}",
+        names_.world_size, self_.world_size, seconds(timeout_), roll_.missing(self_.world_size), names_.rank,
+        self_.world_size - 1);
   }
 
   std::string late_text() const {
-    return fmt::format("{}{}rendezvous: this process ({}) has {}={}, but all {}={} ranks of the job had arrived before it. Try: give every "
-                       "process its own {}, and two jobs on one host different ports",
-                       kConfig, kField, self_.who, names_.rank, self_.rank, names_.world_size, self_.world_size, names_.rank);
+    return fmt::format(
+        "{}{}rendezvous: this process ({}) has {}={}, but all {}={} ranks of the job had arrived before it. Try: give "
+        "every "
+        "process its own {}, and two jobs on one host different ports",
+        kConfig, kField, self_.who, names_.rank, self_.rank, names_.world_size, self_.world_size, names_.rank);
   }
 
   void wait_for_readers(int64_t expected) {
@@ -123,7 +129,9 @@ VariableNames variable_names(const std::string& launcher) {
   return {"RANK", "WORLD_SIZE"};
 }
 
-std::string Arrival::encode() const { return fmt::format("{}{}{}{}{}{}{}", rank, kField, world_size, kField, who, kField, problem); }
+std::string Arrival::encode() const {
+  return fmt::format("{}{}{}{}{}{}{}", rank, kField, world_size, kField, who, kField, problem);
+}
 
 Arrival Arrival::decode(const std::string& text) {
   Arrival result;
@@ -144,16 +152,19 @@ std::string Roll::add(const Arrival& arrival) {
   if (!seen_.empty()) {
     const Arrival& first = seen_.begin()->second;
     if (first.world_size != arrival.world_size)
-      return fmt::format("rendezvous: expected one {}, got {} from {}={} ({}) and {} from {}={} ({})", names_.world_size, first.world_size,
-                         names_.rank, first.rank, first.who, arrival.world_size, names_.rank, arrival.rank, arrival.who);
+      return fmt::format("rendezvous: expected one {}, got {} from {}={} ({}) and {} from {}={} ({})",
+                         names_.world_size, first.world_size, names_.rank, first.rank, first.who, arrival.world_size,
+                         names_.rank, arrival.rank, arrival.who);
   }
   if (arrival.rank < 0 || arrival.rank >= arrival.world_size)
-    return fmt::format("rendezvous: expected {} from 0 to {} because {}={}, got {}={} ({})", names_.rank, arrival.world_size - 1,
-                       names_.world_size, arrival.world_size, names_.rank, arrival.rank, arrival.who);
+    return fmt::format("rendezvous: expected {} from 0 to {} because {}={}, got {}={} ({})", names_.rank,
+                       arrival.world_size - 1, names_.world_size, arrival.world_size, names_.rank, arrival.rank,
+                       arrival.who);
   const auto [it, fresh] = seen_.emplace(arrival.rank, arrival);
   if (fresh) return {};
-  return fmt::format("rendezvous: {}={} was given to two processes: {}, and {}. Try: give every process its own {} from 0 to {}", names_.rank,
-                     arrival.rank, it->second.who, arrival.who, names_.rank, arrival.world_size - 1);
+  return fmt::format(
+      "rendezvous: {}={} was given to two processes: {}, and {}. Try: give every process its own {} from 0 to {}",
+      names_.rank, arrival.rank, it->second.who, arrival.who, names_.rank, arrival.world_size - 1);
 }
 
 std::string Roll::missing(int world_size) const {
@@ -167,7 +178,8 @@ std::string Roll::missing(int world_size) const {
   return text;
 }
 
-void rendezvous(Store& store, const Arrival& self, VariableNames names, std::chrono::milliseconds timeout, bool linger) {
+void rendezvous(Store& store, const Arrival& self, VariableNames names, std::chrono::milliseconds timeout,
+                bool linger) {
   Meeting(store, self, names, timeout).run(linger);
 }
 

@@ -21,13 +21,13 @@ struct VariableNames {
 
 struct StoreConnection {
   c10::intrusive_ptr<c10d::Store> store;
-  std::string where;     ///< "node0:29500"
-  bool serves = false;   ///< the server is in this process
+  std::string where;    ///< "node0:29500"
+  bool serves = false;  ///< the server is in this process
 };
 
-/// Connects to the job's store: rank 0 serves it, unless the launcher's agent does. A rank 0 whose port is taken joins as a
-/// client, so that two processes with rank 0 are told of each other. Throws ConfigError (port taken by something else) or
-/// CommError{InitTimeout} (nobody answers), both within the time-out.
+/// Connects to the job's store: rank 0 serves it, unless the launcher's agent does. A rank 0 whose port is taken joins
+/// as a client, so that two processes with rank 0 are told of each other. Throws ConfigError (port taken by something
+/// else) or CommError{InitTimeout} (nobody answers), both within the time-out.
 [[nodiscard]] StoreConnection connect_store(const RankEnv& env, std::chrono::milliseconds timeout);
 
 /// One process as it announces itself.
@@ -47,7 +47,9 @@ class Roll {
   explicit Roll(VariableNames names) : names_(names) {}
   /// Takes one more; returns what is wrong, or an empty text.
   [[nodiscard]] std::string add(const Arrival& arrival);
-  [[nodiscard]] bool complete() const { return !seen_.empty() && static_cast<int>(seen_.size()) == seen_.begin()->second.world_size; }
+  [[nodiscard]] bool complete() const {
+    return !seen_.empty() && static_cast<int>(seen_.size()) == seen_.begin()->second.world_size;
+  }
   /// "1, 3" (at most ten of them).
   [[nodiscard]] std::string missing(int world_size) const;
 
@@ -56,9 +58,9 @@ class Roll {
   std::map<int, Arrival> seen_;
 };
 
-/// Announces `self` and waits until every rank is there exactly once. All ranks leave with the same verdict: normally, or by
-/// ConfigError or CommError{InitTimeout} naming variables and values. Collective. `linger`: on failure, wait a moment until
-/// the others have read the verdict, because the store ends with this process.
+/// Announces `self` and waits until every rank is there exactly once. All ranks leave with the same verdict: normally,
+/// or by ConfigError or CommError{InitTimeout} naming variables and values. Collective. `linger`: on failure, wait a
+/// moment until the others have read the verdict, because the store ends with this process.
 void rendezvous(Store& store, const Arrival& self, VariableNames names, std::chrono::milliseconds timeout, bool linger);
 
 }  // namespace fsdpp::comm

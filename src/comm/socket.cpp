@@ -192,7 +192,8 @@ std::string address_towards(const std::string& peer) {
         ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &length) != 0)
       continue;
     char text[NI_MAXHOST] = {};
-    if (::getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) return text;
+    if (::getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
+      return text;
   }
   return "127.0.0.1";
 }

@@ -32,8 +32,8 @@ class Socket {
   int fd_ = -1;
 };
 
-/// Listens on all interfaces (IPv6 and IPv4 where the host has both). port 0: any free one. Invalid socket on failure, with the
-/// reason in errno.
+/// Listens on all interfaces (IPv6 and IPv4 where the host has both). port 0: any free one. Invalid socket on failure,
+/// with the reason in errno.
 [[nodiscard]] Socket listen_tcp(uint16_t port);
 /// Listens on a socket in Linux' abstract namespace: this host and network namespace only.
 [[nodiscard]] Socket listen_local(const std::string& name);

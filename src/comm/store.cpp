@@ -15,16 +15,21 @@ void Backoff::pause() {
   next_ = std::min(next_ * 3 / 2, std::chrono::microseconds(20000));
 }
 
-C10dStore::C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix, std::string where, std::function<void()> interrupt)
-    : store_(std::move(store)), prefix_(std::move(prefix)), where_(std::move(where)), interrupt_(std::move(interrupt)) {}
+C10dStore::C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix, std::string where,
+                     std::function<void()> interrupt)
+    : store_(std::move(store)),
+      prefix_(std::move(prefix)),
+      where_(std::move(where)),
+      interrupt_(std::move(interrupt)) {}
 
 template <class F>
 auto C10dStore::guarded(const char* what, const std::string& key, F&& call) -> decltype(call()) {
   try {
     return call();
   } catch (const c10::Error& error) {
-    fail_comm(CommErrc::RemoteDied, "store at {}: {} '{}' failed, so the process that serves the store has probably ended: {}", where_,
-              what, key, error.what_without_backtrace());
+    fail_comm(CommErrc::RemoteDied,
+              "store at {}: {} '{}' failed, so the process that serves the store has probably ended: {}", where_, what,
+              key, error.what_without_backtrace());
   } catch (const std::exception& error) {
     fail_comm(CommErrc::Backend, "store at {}: {} '{}' failed: {}", where_, what, key, error.what());
   }

@@ -14,7 +14,8 @@ namespace fsdpp::comm {
 class C10dStore final : public Store {
  public:
   /// `where` names the server in errors. `interrupt`, if given, is called while waiting and may throw.
-  C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix, std::string where, std::function<void()> interrupt = {});
+  C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix, std::string where,
+            std::function<void()> interrupt = {});
 
   void set(const std::string& key, const std::string& value) override;
   [[nodiscard]] std::string get(const std::string& key, std::chrono::milliseconds timeout) override;

@@ -36,7 +36,8 @@ std::string beat_key(int rank) { return fmt::format("heartbeat/{}", rank); }
 }  // namespace
 
 std::string Progress::encode() const {
-  return fmt::format("{1}{0}{2}{0}{3}{0}{4}{0}{5}{0}{6}", kField, issued, last_issued, last_text, oldest, oldest_text, oldest_started ? 1 : 0);
+  return fmt::format("{1}{0}{2}{0}{3}{0}{4}{0}{5}{0}{6}", kField, issued, last_issued, last_text, oldest, oldest_text,
+                     oldest_started ? 1 : 0);
 }
 
 std::optional<Progress> Progress::decode(const std::string& text) {
@@ -130,7 +131,8 @@ Peer Watchdog::peer(int rank) {
   for (size_t i = 1; i < records.size(); ++i) {
     const size_t cut = records[i].find(kField);
     if (cut == std::string::npos) continue;
-    if (auto progress = Progress::decode(records[i].substr(cut + 1))) peer.communicators[records[i].substr(0, cut)] = *progress;
+    if (auto progress = Progress::decode(records[i].substr(cut + 1)))
+      peer.communicators[records[i].substr(0, cut)] = *progress;
   }
   return peer;
 }
@@ -140,9 +142,10 @@ void Watchdog::judge_neighbour() {
   const int next = (rank_ + 1) % size_;
   const Peer neighbour = peer(next);
   if (neighbour.life != Peer::Life::Dead) return;
-  report(CommErrc::RemoteDied, fmt::format("rank {} has given no sign of life for {:.1f} s (its heartbeat in the store stopped); rank {} "
-                                           "watches it. Try: look at that rank's log and host",
-                                           next, neighbour.age_s, rank_));
+  report(CommErrc::RemoteDied,
+         fmt::format("rank {} has given no sign of life for {:.1f} s (its heartbeat in the store stopped); rank {} "
+                     "watches it. Try: look at that rank's log and host",
+                     next, neighbour.age_s, rank_));
 }
 
 void Watchdog::report(CommErrc code, const std::string& text) noexcept {

@@ -17,11 +17,11 @@ namespace fsdpp::comm {
 
 /// How far one rank is on one communicator; published with its heartbeat, read by others for their reports.
 struct Progress {
-  uint64_t issued = 0;        ///< operations issued so far
-  std::string last_issued;    ///< "all_gather #11 'layers.6 forward'", or empty
-  std::string last_text;      ///< its describe() text
-  uint64_t oldest = 0;        ///< sequence of the oldest operation that is not complete (== issued: none)
-  std::string oldest_text;    ///< its describe() text, or empty
+  uint64_t issued = 0;      ///< operations issued so far
+  std::string last_issued;  ///< "all_gather #11 'layers.6 forward'", or empty
+  std::string last_text;    ///< its describe() text
+  uint64_t oldest = 0;      ///< sequence of the oldest operation that is not complete (== issued: none)
+  std::string oldest_text;  ///< its describe() text, or empty
   bool oldest_started = false;
 
   [[nodiscard]] std::string encode() const;
@@ -32,7 +32,7 @@ struct Progress {
 struct Peer {
   enum class Life { Unknown, Alive, Left, Dead };
   Life life = Life::Unknown;
-  double age_s = 0;                              ///< since its heartbeat last changed, as seen here
+  double age_s = 0;                               ///< since its heartbeat last changed, as seen here
   std::map<std::string, Progress> communicators;  ///< by key
 };
 
@@ -50,8 +50,8 @@ class Watched {
   virtual void fail(CommErrc code, const std::string& text) noexcept = 0;
 };
 
-/// One thread for each process: polls the communicators, keeps this rank's heartbeat in the store, looks at its neighbour's,
-/// and spreads the first failure of the job to every rank, so that all end with the same message.
+/// One thread for each process: polls the communicators, keeps this rank's heartbeat in the store, looks at its
+/// neighbour's, and spreads the first failure of the job to every rank, so that all end with the same message.
 class Watchdog {
  public:
   struct Options {

@@ -70,7 +70,8 @@ class ProcessWorld final : public World {
   [[nodiscard]] const std::string& launcher() const noexcept override { return env_.launcher; }
   [[nodiscard]] Store& store() noexcept override { return *store_; }
 
-  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
+  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name,
+                                                                std::vector<int> ranks) override {
     ranks = member_ranks(name, std::move(ranks), rank(), size());
     const std::string key = keys_.next(name, ranks, size());
     CommInfo info{name, ranks, index_of(ranks, rank()), device_, options_.collective_timeout};
@@ -146,7 +147,8 @@ std::shared_ptr<World> World::init(const WorldOptions& options) {
     const RankEnv rank_env = detect_rank_env();
     log::set_rank(rank_env.rank, rank_env.world_size);
     WorldOptions used = options;
-    if (auto limit = env::get_int("FSDPP_TIMEOUT_S", 1, 7 * 86400)) used.collective_timeout = std::chrono::seconds(*limit);
+    if (auto limit = env::get_int("FSDPP_TIMEOUT_S", 1, 7 * 86400))
+      used.collective_timeout = std::chrono::seconds(*limit);
     const DeviceChoice choice = choose_device(options.device, rank_env);
     auto world = std::make_shared<ProcessWorld>(rank_env, used, choice.device);
     world->connect(choice.problem);
@@ -163,7 +165,8 @@ void report_failure(std::string_view message) noexcept {
     const auto path = env::get("TORCHELASTIC_ERROR_FILE");
     if (!path) return;
     std::ofstream file(*path, std::ios::trunc);
-    file << fmt::format(R"({{"message": {{"message": "{}", "extraInfo": {{"timestamp": "{}"}}}}}})", json_escape(message), std::time(nullptr))
+    file << fmt::format(R"({{"message": {{"message": "{}", "extraInfo": {{"timestamp": "{}"}}}}}})",
+                        json_escape(message), std::time(nullptr))
          << '\n';
   } catch (...) {  // the message is on its way by other means too
   }

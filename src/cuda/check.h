@@ -7,7 +7,8 @@ namespace fsdpp::cuda {
 
 /// Throws CudaError naming the call; clears the runtime's last-error slot so that nobody else trips over it.
 inline void check(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) [[likely]] return;
+  if (status == cudaSuccess) [[likely]]
+    return;
   cudaGetLastError();
   fail<CudaError>("{} failed: {} ({})", call, cudaGetErrorName(status), cudaGetErrorString(status));
 }

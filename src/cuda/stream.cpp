@@ -50,7 +50,8 @@ void StreamView::synchronize() const {
 void StreamView::sleep(double milliseconds) const {
   if (!is_cuda()) return std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
   c10::cuda::CUDAGuard guard(device_);
-  check(static_cast<cudaError_t>(launch_spin(static_cast<unsigned long long>(milliseconds * 1e6), handle_)), "spin kernel");
+  check(static_cast<cudaError_t>(launch_spin(static_cast<unsigned long long>(milliseconds * 1e6), handle_)),
+        "spin kernel");
 }
 
 StreamView current_stream(c10::Device device) {
@@ -117,7 +118,8 @@ void Event::synchronize() const {
 
 Stream::Stream(c10::Device device, Priority priority) {
   if (!device.is_cuda()) return;
-  FSDPP_ENFORCE(available(), CudaError, "cuda::Stream: no CUDA device is present. Try: nvidia-smi -L, or the CPU device.");
+  FSDPP_ENFORCE(available(), CudaError,
+                "cuda::Stream: no CUDA device is present. Try: nvidia-smi -L, or the CPU device.");
   const c10::DeviceIndex index = device.has_index() ? device.index() : c10::cuda::current_device();
   c10::cuda::CUDAGuard guard(index);
   int least = 0;

@@ -9,8 +9,10 @@ namespace fsdpp::cuda {
 namespace {
 
 [[noreturn]] void no_cuda(const char* what) {
-  fail<CudaError>("{}: expected the CPU device, got a CUDA one, and this fsdpp was built without CUDA. "
-                  "Try: configure with -DFSDPP_WITH_CUDA=ON.", what);
+  fail<CudaError>(
+      "{}: expected the CPU device, got a CUDA one, and this fsdpp was built without CUDA. "
+      "Try: configure with -DFSDPP_WITH_CUDA=ON.",
+      what);
 }
 void expect_cpu(StreamView stream, const char* what) {
   if (stream.is_cuda()) no_cuda(what);

@@ -27,8 +27,10 @@ class HostWorld final : public comm::World {
   comm::Store& store() noexcept override { return *store_; }
   std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
     ranks = comm::member_ranks(name, std::move(ranks), rank_, size_);
-    const comm::Bootstrap boot{store_, keys_.next(name, ranks, size_), "127.0.0.1", options_.rendezvous_timeout, nullptr};
-    return comm::make_host_communicator({name, ranks, comm::index_of(ranks, rank_), device(), options_.collective_timeout}, boot);
+    const comm::Bootstrap boot{store_, keys_.next(name, ranks, size_), "127.0.0.1", options_.rendezvous_timeout,
+                               nullptr};
+    return comm::make_host_communicator(
+        {name, ranks, comm::index_of(ranks, rank_), device(), options_.collective_timeout}, boot);
   }
   void barrier() override {
     if (!barrier_) barrier_ = make_communicator("world.barrier", {});
@@ -45,7 +47,8 @@ class HostWorld final : public comm::World {
 
 }  // namespace
 
-void run_host_world(int size, const std::function<void(std::shared_ptr<comm::World>)>& body, const HostWorldOptions& options) {
+void run_host_world(int size, const std::function<void(std::shared_ptr<comm::World>)>& body,
+                    const HostWorldOptions& options) {
   auto store = comm::make_memory_store();
   std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
   std::vector<std::thread> threads;

@@ -19,9 +19,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-const char* const kOfLaunchers[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",   "LOCAL_WORLD_SIZE",           "GROUP_RANK",
-                                    "MASTER_ADDR", "MASTER_PORT", "FSDPP_RUN",    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
-                                    "PMI_RANK",    "PMI_SIZE",    "SLURM_PROCID", "TORCHELASTIC_ERROR_FILE"};
+const char* const kOfLaunchers[] = {
+    "RANK",        "WORLD_SIZE",  "LOCAL_RANK",   "LOCAL_WORLD_SIZE",           "GROUP_RANK",
+    "MASTER_ADDR", "MASTER_PORT", "FSDPP_RUN",    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
+    "PMI_RANK",    "PMI_SIZE",    "SLURM_PROCID", "TORCHELASTIC_ERROR_FILE"};
 
 Environment inherited() {
   Environment result;
@@ -56,7 +57,8 @@ pid_t start(std::vector<std::string> command, const Environment& added, const st
   posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
   pid_t pid = 0;
-  const int error = posix_spawn(&pid, command[0].c_str(), &actions, nullptr, pointers(command).data(), pointers(lines).data());
+  const int error =
+      posix_spawn(&pid, command[0].c_str(), &actions, nullptr, pointers(command).data(), pointers(lines).data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw std::runtime_error("can't start " + command[0]);
   return pid;
@@ -88,7 +90,8 @@ std::string content(const std::string& path) {
 
 }  // namespace
 
-std::vector<ProcessResult> run_processes(const std::vector<std::string>& command, const std::vector<Environment>& environments,
+std::vector<ProcessResult> run_processes(const std::vector<std::string>& command,
+                                         const std::vector<Environment>& environments,
                                          std::chrono::milliseconds limit) {
   char folder[] = "/tmp/fsdpp-test-XXXXXX";
   if (::mkdtemp(folder) == nullptr) throw std::runtime_error("can't make a folder in /tmp");

@@ -12,15 +12,16 @@ namespace fsdpp::test {
 struct ProcessResult {
   int exit_code = -1;  ///< -1: ended by `signal`, or by us at the deadline
   int signal = 0;
-  bool late = false;  ///< still there at the deadline, and killed
+  bool late = false;   ///< still there at the deadline, and killed
   std::string output;  ///< standard output and error
 };
 
 using Environment = std::map<std::string, std::string>;
 
-/// Starts one process for each entry of `environments` (added to ours; an empty value unsets) and waits for all of them.
-/// RANK and the like of an outer launcher are removed first.
-[[nodiscard]] std::vector<ProcessResult> run_processes(const std::vector<std::string>& command, const std::vector<Environment>& environments,
+/// Starts one process for each entry of `environments` (added to ours; an empty value unsets) and waits for all of
+/// them. RANK and the like of an outer launcher are removed first.
+[[nodiscard]] std::vector<ProcessResult> run_processes(const std::vector<std::string>& command,
+                                                       const std::vector<Environment>& environments,
                                                        std::chrono::milliseconds limit);
 
 /// Environments of ranks 0 … size-1 as torchrun sets them, with the store at 127.0.0.1:port.

@@ -34,8 +34,8 @@ struct ConstBuffer {
 
 /// What the caller knows about one operation; shown in errors and traces.
 struct OpInfo {
-  std::string_view label;                    ///< e.g. "layers.7 forward"; copied when needed
-  std::chrono::milliseconds timeout{0};      ///< 0: the communicator's default
+  std::string_view label;                ///< e.g. "layers.7 forward"; copied when needed
+  std::chrono::milliseconds timeout{0};  ///< 0: the communicator's default
 };
 
 /// Completion of an operation (or of a group). Cheap to copy; an empty ticket is complete.
@@ -53,10 +53,15 @@ class FSDPP_API Ticket {
 
   /// True when complete. Never blocks; throws the operation's error if it failed.
   [[nodiscard]] bool query() const { return !state_ || state_->query(); }
-  /// CUDA: `stream` waits, the host does not. CPU back ends: blocks the host until complete. Throws CommError on failure.
-  void wait(cuda::StreamView stream) const { if (state_) state_->wait(stream); }
+  /// CUDA: `stream` waits, the host does not. CPU back ends: blocks the host until complete. Throws CommError on
+  /// failure.
+  void wait(cuda::StreamView stream) const {
+    if (state_) state_->wait(stream);
+  }
   /// Blocks the host until complete. Throws CommError on failure.
-  void wait_host() const { if (state_) state_->wait_host(); }
+  void wait_host() const {
+    if (state_) state_->wait_host();
+  }
 
  private:
   std::shared_ptr<const State> state_;
@@ -64,18 +69,23 @@ class FSDPP_API Ticket {
 
 /// Collectives among a fixed list of ranks.
 ///
-/// Collective contract: every rank of the communicator calls the same operations with the same counts, dtypes and ops in
-///   the same order. A mismatch is reported as CommError{Mismatch} naming both sides where the back end can see it (host,
-///   in-process), else by the time-out.
-/// Streams: the caller passes the stream on every call; the communicator has none of its own. CUDA: the operation is queued
-///   on that stream and the host returns at once. CPU: it runs on a worker thread in issue order; input is read and output
-///   written until the ticket completes.
+/// Collective contract: every rank of the communicator calls the same operations with the same counts, dtypes and ops
+/// in
+///   the same order. A mismatch is reported as CommError{Mismatch} naming both sides at once where the back end can see
+///   it (host, in-process; labels that differ count too, an empty label agrees with every other). NCCL cannot: it
+///   hangs, and the time-out names both sides, or, where the sizes happen to fit, goes on with wrong data.
+/// Streams: the caller passes the stream on every call; the communicator has none of its own. CUDA: the operation is
+/// queued
+///   on that stream and the host returns at once. CPU: it runs on a worker thread in issue order; input is read and
+///   output written until the ticket completes.
 /// Lifetime: buffers must live until the ticket is complete (on the stream, for CUDA).
-/// Numbers: Sum in the input dtype on NCCL; fp32 accumulation in fixed rank order 0,1,… for 16-bit types on the CPU back
+/// Numbers: Sum in the input dtype on NCCL; fp32 accumulation in fixed rank order 0,1,… for 16-bit types on the CPU
+/// back
 ///   ends, so their results are the same bits on every rank and run. The mean is the caller's business.
-/// Dtypes: Float, Double, Half, BFloat16, Byte, Char, Short (not NCCL), Int, Long, Bool (all_gather, broadcast, all_to_all only; moved as bytes).
-/// Threads: one issuing thread; abort() may come from any thread.
-/// After the first failure every call throws that failure again.
+/// Dtypes: Float, Double, Half, BFloat16, Byte, Char, Short (not NCCL), Int, Long, Bool (all_gather, broadcast,
+/// all_to_all only; moved as bytes). Threads: one issuing thread; abort() may come from any thread. Destruction waits
+/// for pending operations; during stack unwinding it aborts them. After the first failure every call throws that
+/// failure again.
 class FSDPP_API Communicator {
  public:
   virtual ~Communicator() = default;
@@ -91,19 +101,22 @@ class FSDPP_API Communicator {
   virtual Ticket all_gather(Buffer out, ConstBuffer in, cuda::StreamView stream, const OpInfo& info = {}) = 0;
   /// `in` holds size()·out.count elements; rank r receives the reduction of every rank's [r·out.count, …).
   /// In place: out.data == in.data + rank·out.count.
-  virtual Ticket reduce_scatter(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream, const OpInfo& info = {}) = 0;
+  virtual Ticket reduce_scatter(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream,
+                                const OpInfo& info = {}) = 0;
   /// In place when out.data == in.data.
-  virtual Ticket all_reduce(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream, const OpInfo& info = {}) = 0;
+  virtual Ticket all_reduce(Buffer out, ConstBuffer in, ReduceOp op, cuda::StreamView stream,
+                            const OpInfo& info = {}) = 0;
   virtual Ticket broadcast(Buffer inout, int root, cuda::StreamView stream, const OpInfo& info = {}) = 0;
   /// Equal parts: part r of `in` goes to rank r; part r of `out` comes from rank r. Out of place only.
   virtual Ticket all_to_all(Buffer out, ConstBuffer in, cuda::StreamView stream, const OpInfo& info = {}) = 0;
-  /// Operations between group_begin() and group_end() are issued as one (one launch on NCCL); the tickets returned inside
-  /// are empty, group_end()'s ticket stands for all. Use the Group guard.
+  /// Operations between group_begin() and group_end() are issued as one (one launch on NCCL); the tickets returned
+  /// inside are empty, group_end()'s ticket stands for all. Use the Group guard.
   virtual void group_begin() = 0;
   virtual Ticket group_end() = 0;
   /// Blocks the host until all ranks are here.
   virtual void barrier(const OpInfo& info = {}) = 0;
-  /// Makes every pending and later operation fail with CommError{Aborted, why}. Thread-safe, bounded in time, idempotent.
+  /// Makes every pending and later operation fail with CommError{Aborted, why}. Thread-safe, bounded in time,
+  /// idempotent.
   virtual void abort(const std::string& why) noexcept = 0;
 
  protected:

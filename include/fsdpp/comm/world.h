@@ -36,14 +36,17 @@ struct WorldOptions {
   std::chrono::milliseconds collective_timeout{std::chrono::seconds(300)};
 };
 
-/// All ranks of a job, seen from this one.
+/// All ranks of a job, seen from this one. With several processes, one thread keeps this rank's heartbeat in the store
+/// and watches the next rank's: one without a sign of life for `FSDPP_HEARTBEAT_S` seconds (30; 0: never) counts as
+/// dead. The first failure that it or an NCCL communicator reports makes the communicators of all ranks fail with the
+/// same message.
 class FSDPP_API World {
  public:
   virtual ~World() = default;
 
   /// Reads the environment of fsdpp-run, torchrun (agent store included), Open MPI, MPICH/Intel MPI or Slurm, else one
-  /// process; connects to the others; checks that every rank is there once. Collective. Call once, from the main thread.
-  /// Throws ConfigError for missing or inconsistent variables, CommError{InitTimeout} when ranks are missing.
+  /// process; connects to the others; checks that every rank is there once. Collective. Call once, from the main
+  /// thread. Throws ConfigError for missing or inconsistent variables, CommError{InitTimeout} when ranks are missing.
   [[nodiscard]] static std::shared_ptr<World> init(const WorldOptions& options = {});
 
   [[nodiscard]] virtual int rank() const noexcept = 0;
@@ -57,13 +60,15 @@ class FSDPP_API World {
 
   /// A new communicator among `ranks` (sorted world ranks that include this one; empty = all). Collective over them.
   /// Every rank gives the same `name`, unique within the world. NCCL for CUDA, host sockets for CPU.
-  [[nodiscard]] virtual std::shared_ptr<Communicator> make_communicator(const std::string& name, std::vector<int> ranks = {}) = 0;
+  [[nodiscard]] virtual std::shared_ptr<Communicator> make_communicator(const std::string& name,
+                                                                        std::vector<int> ranks = {}) = 0;
   /// Blocks until all ranks are here (through the store).
   virtual void barrier() = 0;
 };
 
 /// Tells the launcher why this process is about to end: writes the file that fsdpp-run and torchrun name in
-/// TORCHELASTIC_ERROR_FILE. For a program's outermost catch block; World::init does it by itself. No-op without that variable.
+/// TORCHELASTIC_ERROR_FILE. For a program's outermost catch block; World::init does it by itself. No-op without that
+/// variable.
 FSDPP_API void report_failure(std::string_view message) noexcept;
 
 /// One call that an in-process rank is about to make; see LocalWorldOptions::on_operation.
@@ -80,13 +85,15 @@ enum class Fault { None, Drop, Mismatch, Throw };
 
 struct LocalWorldOptions {
   std::chrono::milliseconds collective_timeout{std::chrono::seconds(60)};
-  /// Called before each operation of each rank, on that rank's thread; may sleep (delay) and returns the fault to inject.
+  /// Called before each operation of each rank, on that rank's thread; may sleep (delay) and returns the fault to
+  /// inject.
   std::function<Fault(const OperationEvent&)> on_operation;
 };
 
 /// Runs `body` once for each of `size` ranks, each on its own thread with its own World (CPU device, in-process
-/// communicators), autograd kept on that thread. Returns when all ended; rethrows the first failure, in rank order, after
-/// aborting the others.
-FSDPP_API void run_local_world(int size, const std::function<void(std::shared_ptr<World>)>& body, const LocalWorldOptions& options = {});
+/// communicators), autograd kept on that thread. Returns when all ended; rethrows the first failure, in rank order,
+/// after aborting the others.
+FSDPP_API void run_local_world(int size, const std::function<void(std::shared_ptr<World>)>& body,
+                               const LocalWorldOptions& options = {});
 
 }  // namespace fsdpp::comm

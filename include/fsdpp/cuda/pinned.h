@@ -7,8 +7,8 @@
 
 namespace fsdpp::cuda {
 
-/// Owned host memory for copies between host and device. Page-locked where available() is true, so that copies on a stream
-/// run beside computation; plain memory elsewhere. 64-byte aligned, not initialised. Move-only.
+/// Owned host memory for copies between host and device. Page-locked where available() is true, so that copies on a
+/// stream run beside computation; plain memory elsewhere. 64-byte aligned, not initialised. Move-only.
 ///
 /// The owner keeps it until every copy that uses it was waited for: giving page-locked memory back does not wait.
 /// Making one may synchronise the device: reserve at start, not inside a step.
@@ -26,7 +26,9 @@ class FSDPP_API PinnedBuffer {
   [[nodiscard]] size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] bool pinned() const noexcept { return pinned_; }
   template <class T>
-  [[nodiscard]] std::span<T> as() const noexcept { return {static_cast<T*>(data_), bytes_ / sizeof(T)}; }
+  [[nodiscard]] std::span<T> as() const noexcept {
+    return {static_cast<T*>(data_), bytes_ / sizeof(T)};
+  }
 
  private:
   void* data_ = nullptr;

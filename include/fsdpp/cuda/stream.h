@@ -9,14 +9,14 @@
 struct CUstream_st;
 struct CUevent_st;
 
-/// Owned CUDA streams and events, and views of streams that somebody else owns. For a CPU device each of them exists and
-/// does nothing: CPU work is done when the call that issues it returns, or is waited for through a `Ticket`.
+/// Owned CUDA streams and events, and views of streams that somebody else owns. For a CPU device each of them exists
+/// and does nothing: CPU work is done when the call that issues it returns, or is waited for through a `Ticket`.
 namespace fsdpp::cuda {
 
 class Event;
 
-/// A stream that somebody else owns: a CUDA stream, or the CPU (where every wait is satisfied at once; waiting there for
-/// CUDA work blocks the host). Methods throw CudaError when the runtime reports a failure.
+/// A stream that somebody else owns: a CUDA stream, or the CPU (where every wait is satisfied at once; waiting there
+/// for CUDA work blocks the host). Methods throw CudaError when the runtime reports a failure.
 class FSDPP_API StreamView {
  public:
   /// The CPU.
@@ -46,8 +46,8 @@ class FSDPP_API StreamView {
 /// LibTorch's current stream of `device`.
 [[nodiscard]] FSDPP_API StreamView current_stream(c10::Device device);
 
-/// Makes `stream` LibTorch's current stream of its device for the guard's life, then restores the one before. The current
-/// device stays as it is. No-op for the CPU.
+/// Makes `stream` LibTorch's current stream of its device for the guard's life, then restores the one before. The
+/// current device stays as it is. No-op for the CPU.
 class FSDPP_API StreamGuard {
  public:
   explicit StreamGuard(StreamView stream);
@@ -60,12 +60,15 @@ class FSDPP_API StreamGuard {
   int64_t previous_id_ = 0;  // c10's StreamId, so that the very same c10 stream comes back
 };
 
-/// A CUDA event without timing, or nothing on the CPU. Remembers its device. An event that was never recorded counts as done.
+/// A CUDA event without timing, or nothing on the CPU. Remembers its device. An event that was never recorded counts as
+/// done.
 class FSDPP_API Event {
  public:
   Event() = default;
   Event(Event&& other) noexcept
-      : handle_(std::exchange(other.handle_, nullptr)), device_(other.device_), recorded_(std::exchange(other.recorded_, false)) {}
+      : handle_(std::exchange(other.handle_, nullptr)),
+        device_(other.device_),
+        recorded_(std::exchange(other.recorded_, false)) {}
   Event& operator=(Event&& other) noexcept;
   ~Event();
 

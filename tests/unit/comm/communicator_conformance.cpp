@@ -24,8 +24,9 @@ using comm::ReduceOp;
 using comm::Ticket;
 using comm::World;
 
-const std::vector<ScalarType> kReducible = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16,
-                                            ScalarType::Byte,  ScalarType::Char,   ScalarType::Int,  ScalarType::Long};
+const std::vector<ScalarType> kReducible = {ScalarType::Float,    ScalarType::Double, ScalarType::Half,
+                                            ScalarType::BFloat16, ScalarType::Byte,   ScalarType::Char,
+                                            ScalarType::Int,      ScalarType::Long};
 const std::vector<int64_t> kSizes = {0, 1, 3, 129, 4099};
 
 std::vector<ScalarType> movable() {
@@ -44,11 +45,16 @@ Tensor pattern(int rank, int64_t count, ScalarType dtype) {
 }
 
 struct Rig {
-  explicit Rig(World& w, const std::string& name) : world(w), comm(w.make_communicator(name)), stream(cuda::current_stream(w.device())) {}
+  explicit Rig(World& w, const std::string& name)
+      : world(w), comm(w.make_communicator(name)), stream(cuda::current_stream(w.device())) {}
   [[nodiscard]] int rank() const { return comm->rank(); }
   [[nodiscard]] int size() const { return comm->size(); }
-  [[nodiscard]] Tensor mine(int64_t count, ScalarType dtype) const { return pattern(rank(), count, dtype).to(world.device()); }
-  [[nodiscard]] Tensor blank(int64_t count, ScalarType dtype) const { return at::full({count}, 1, at::device(world.device()).dtype(dtype)); }
+  [[nodiscard]] Tensor mine(int64_t count, ScalarType dtype) const {
+    return pattern(rank(), count, dtype).to(world.device());
+  }
+  [[nodiscard]] Tensor blank(int64_t count, ScalarType dtype) const {
+    return at::full({count}, 1, at::device(world.device()).dtype(dtype));
+  }
   [[nodiscard]] Tensor result(const Ticket& ticket, const Tensor& t) const {
     ticket.wait(stream);
     return t.cpu();
@@ -78,7 +84,8 @@ void all_gather(World& world) {
   for (auto dtype : movable())
     for (auto count : kSizes) {
       const Tensor in = rig.mine(count, dtype), out = rig.blank(count * rig.size(), dtype);
-      EXPECT_TRUE(at::equal(rig.result(rig.comm->all_gather(whole(out), readable(in), rig.stream), out), everyone(rig.size(), count, dtype)))
+      EXPECT_TRUE(at::equal(rig.result(rig.comm->all_gather(whole(out), readable(in), rig.stream), out),
+                            everyone(rig.size(), count, dtype)))
           << c10::toString(dtype) << " " << count;
     }
 }
@@ -102,7 +109,8 @@ void reduce_scatter(World& world) {
       for (auto count : kSizes) {
         const Tensor in = rig.mine(count * rig.size(), dtype), out = rig.blank(count, dtype);
         const Tensor want = reduced(rig.size(), count * rig.size(), dtype, op).narrow(0, rig.rank() * count, count);
-        EXPECT_TRUE(at::equal(rig.result(rig.comm->reduce_scatter(whole(out), readable(in), op, rig.stream), out), want))
+        EXPECT_TRUE(
+            at::equal(rig.result(rig.comm->reduce_scatter(whole(out), readable(in), op, rig.stream), out), want))
             << c10::toString(dtype) << " " << count << " op " << static_cast<int>(op);
       }
 }
@@ -113,8 +121,10 @@ void reduce_scatter_in_place(World& world) {
     for (auto count : kSizes) {
       const Tensor in = rig.mine(count * rig.size(), dtype);
       const Tensor out = in.narrow(0, rig.rank() * count, count);
-      const Tensor want = reduced(rig.size(), count * rig.size(), dtype, ReduceOp::Sum).narrow(0, rig.rank() * count, count);
-      EXPECT_TRUE(at::equal(rig.result(rig.comm->reduce_scatter(whole(out), readable(in), ReduceOp::Sum, rig.stream), out), want))
+      const Tensor want =
+          reduced(rig.size(), count * rig.size(), dtype, ReduceOp::Sum).narrow(0, rig.rank() * count, count);
+      EXPECT_TRUE(at::equal(
+          rig.result(rig.comm->reduce_scatter(whole(out), readable(in), ReduceOp::Sum, rig.stream), out), want))
           << c10::toString(dtype) << " " << count;
     }
 }
@@ -139,7 +149,8 @@ void broadcast(World& world) {
   for (auto dtype : movable())
     for (int root = 0; root < rig.size(); ++root) {
       const Tensor data = rig.mine(37, dtype);
-      EXPECT_TRUE(at::equal(rig.result(rig.comm->broadcast(whole(data), root, rig.stream), data), pattern(root, 37, dtype)))
+      EXPECT_TRUE(
+          at::equal(rig.result(rig.comm->broadcast(whole(data), root, rig.stream), data), pattern(root, 37, dtype)))
           << c10::toString(dtype) << " root " << root;
     }
 }
@@ -150,7 +161,8 @@ void all_to_all(World& world) {
     for (auto count : kSizes) {
       const Tensor in = rig.mine(count * rig.size(), dtype), out = rig.blank(count * rig.size(), dtype);
       std::vector<Tensor> want;
-      for (int r = 0; r < rig.size(); ++r) want.push_back(pattern(r, count * rig.size(), dtype).narrow(0, rig.rank() * count, count));
+      for (int r = 0; r < rig.size(); ++r)
+        want.push_back(pattern(r, count * rig.size(), dtype).narrow(0, rig.rank() * count, count));
       EXPECT_TRUE(at::equal(rig.result(rig.comm->all_to_all(whole(out), readable(in), rig.stream), out), at::cat(want)))
           << c10::toString(dtype) << " " << count;
     }
@@ -173,9 +185,11 @@ void queued_back_to_back(World& world) {
 void groups(World& world) {
   Rig rig(world, "group");
   const Tensor a = rig.mine(100, ScalarType::Float), b = rig.mine(7, ScalarType::BFloat16);
-  const Tensor all_a = rig.blank(100 * rig.size(), ScalarType::Float), all_b = rig.blank(7 * rig.size(), ScalarType::BFloat16);
+  const Tensor all_a = rig.blank(100 * rig.size(), ScalarType::Float),
+               all_b = rig.blank(7 * rig.size(), ScalarType::BFloat16);
   comm::Group group(*rig.comm);
-  EXPECT_TRUE(rig.comm->all_gather(whole(all_a), readable(a), rig.stream).query()) << "a ticket inside a group is empty";
+  EXPECT_TRUE(rig.comm->all_gather(whole(all_a), readable(a), rig.stream).query())
+      << "a ticket inside a group is empty";
   (void)rig.comm->all_gather(whole(all_b), readable(b), rig.stream);
   const Ticket ticket = group.finish();
   EXPECT_TRUE(at::equal(rig.result(ticket, all_a), everyone(rig.size(), 100, ScalarType::Float)));
@@ -190,13 +204,16 @@ void group_left_by_exception(World& world) {
   } catch (const std::runtime_error&) {
   }
   const Tensor data = rig.mine(5, ScalarType::Float);  // the group is closed, so this is no part of it
-  EXPECT_TRUE(at::equal(rig.result(rig.comm->broadcast(whole(data), 0, rig.stream), data), pattern(0, 5, ScalarType::Float)));
+  EXPECT_TRUE(
+      at::equal(rig.result(rig.comm->broadcast(whole(data), 0, rig.stream), data), pattern(0, 5, ScalarType::Float)));
 }
 
 void two_communicators(World& world) {
   Rig gather(world, "pair.a"), reduce(world, "pair.b");
-  const Tensor shard = gather.mine(1000, ScalarType::Float), full = gather.blank(1000 * gather.size(), ScalarType::Float);
-  const Tensor grad = gather.mine(1000 * gather.size(), ScalarType::Float), mine = gather.blank(1000, ScalarType::Float);
+  const Tensor shard = gather.mine(1000, ScalarType::Float),
+               full = gather.blank(1000 * gather.size(), ScalarType::Float);
+  const Tensor grad = gather.mine(1000 * gather.size(), ScalarType::Float),
+               mine = gather.blank(1000, ScalarType::Float);
   for (int i = 0; i < 10; ++i) {
     const Ticket a = gather.comm->all_gather(whole(full), readable(shard), gather.stream);
     const Ticket b = reduce.comm->reduce_scatter(whole(mine), readable(grad), ReduceOp::Sum, reduce.stream);
@@ -216,7 +233,8 @@ void subgroups(World& world) {
   ASSERT_EQ(comm->size(), static_cast<int>(ranks.size()));
   const Tensor value = at::full({1}, world.rank(), at::device(world.device()).dtype(at::kInt));
   const Tensor all = at::zeros({comm->size()}, value.options());
-  comm->all_gather(whole(all), readable(value), cuda::current_stream(world.device())).wait(cuda::current_stream(world.device()));
+  comm->all_gather(whole(all), readable(value), cuda::current_stream(world.device()))
+      .wait(cuda::current_stream(world.device()));
   const Tensor host = all.cpu();
   for (size_t i = 0; i < ranks.size(); ++i) EXPECT_EQ(host[static_cast<int64_t>(i)].item<int>(), ranks[i]);
 }
@@ -257,7 +275,8 @@ void wrong_arguments(World& world) {
   if (rig.size() > 1) {
     const Tensor full = rig.blank(8 * rig.size(), ScalarType::Float);
     const Tensor wrong = full.narrow(0, ((rig.rank() + 1) % rig.size()) * 8, 8);
-    EXPECT_THROW((void)rig.comm->all_gather(whole(full), readable(wrong), rig.stream), UsageError) << "another rank's place";
+    EXPECT_THROW((void)rig.comm->all_gather(whole(full), readable(wrong), rig.stream), UsageError)
+        << "another rank's place";
   }
   rig.comm->barrier();  // a caller's mistake does not break the communicator
 }
@@ -285,10 +304,12 @@ void sixteen_bit_sums(World& world) {
   Rig rig(world, "sixteen_bit");
   for (auto dtype : {ScalarType::BFloat16, ScalarType::Half}) {
     const double tiny = dtype == ScalarType::BFloat16 ? 0x1p-9 : 0x1p-12;
-    const Tensor in = at::full({65}, rig.rank() == 0 ? 1.0 : tiny, at::dtype(dtype)), out = at::empty({65}, at::dtype(dtype));
+    const Tensor in = at::full({65}, rig.rank() == 0 ? 1.0 : tiny, at::dtype(dtype)),
+                 out = at::empty({65}, at::dtype(dtype));
     const float sum = 1.0F + static_cast<float>(tiny) * static_cast<float>(rig.size() - 1);
     const Tensor want = at::full({65}, sum, at::dtype(at::kFloat)).to(dtype);
-    EXPECT_TRUE(at::equal(rig.result(rig.comm->all_reduce(whole(out), readable(in), ReduceOp::Sum, rig.stream), out), want));
+    EXPECT_TRUE(
+        at::equal(rig.result(rig.comm->all_reduce(whole(out), readable(in), ReduceOp::Sum, rig.stream), out), want));
   }
 }
 

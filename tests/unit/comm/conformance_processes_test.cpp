@@ -42,7 +42,8 @@ std::vector<ConformanceCheck> checks() {
 
 class ProcessConformance : public testing::TestWithParam<ConformanceCheck> {};
 TEST_P(ProcessConformance, Holds) { GetParam().run(*the_world); }
-INSTANTIATE_TEST_SUITE_P(Processes, ProcessConformance, testing::ValuesIn(checks()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Processes, ProcessConformance, testing::ValuesIn(checks()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace fsdpp::test

@@ -1,5 +1,6 @@
-// One rank of the tests that need real processes: fault_rank MODE [TIMEOUT_MS [RENDEZVOUS_MS]]. Prints what it was told; exit code 0 fine,
-// 2 ConfigError, 3 time-out of the rendezvous, 4 another CommError, 5 anything else. On CUDA with FSDPP_TEST_DEVICE=cuda.
+// One rank of the tests that need real processes: fault_rank MODE [TIMEOUT_MS [RENDEZVOUS_MS]]. Prints what it was
+// told; exit code 0 fine, 2 ConfigError, 3 time-out of the rendezvous, 4 another CommError, 5 anything else. On CUDA
+// with FSDPP_TEST_DEVICE=cuda.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 
@@ -22,7 +23,8 @@ bool on_cuda() { return std::getenv("FSDPP_TEST_DEVICE") != nullptr; }
 void reduce(const World& world, fsdpp::comm::Communicator& comm, const char* label, int64_t count = 1000) {
   const auto data = at::ones({count}, at::device(world.device()).dtype(at::kFloat));
   const fsdpp::comm::Buffer all{data.data_ptr(), count};
-  comm.all_reduce(all, all, fsdpp::comm::ReduceOp::Sum, fsdpp::cuda::current_stream(world.device()), {.label = label}).wait_host();
+  comm.all_reduce(all, all, fsdpp::comm::ReduceOp::Sum, fsdpp::cuda::current_stream(world.device()), {.label = label})
+      .wait_host();
 }
 
 void run(const std::string& mode, const std::shared_ptr<World>& world) {
@@ -58,10 +60,11 @@ void run(const std::string& mode, const std::shared_ptr<World>& world) {
   }
   if (mode == "abort") {
     std::thread killer;
-    if (world->rank() == 0) killer = std::thread([&comm] {
-      std::this_thread::sleep_for(300ms);
-      comm.abort("for the test");
-    });
+    if (world->rank() == 0)
+      killer = std::thread([&comm] {
+        std::this_thread::sleep_for(300ms);
+        comm.abort("for the test");
+      });
     try {
       if (world->rank() == 1) return std::this_thread::sleep_for(3s);
       reduce(*world, comm, "waits");

@@ -48,27 +48,32 @@ void run_sockets(int size, const std::function<void(WorldPtr)>& body, std::chron
 AllTold tell(const Backend& backend, int size, const Body& body, std::chrono::milliseconds timeout = 20s) {
   AllTold told(static_cast<size_t>(size));
   std::mutex mutex;
-  backend.run(size, [&](const WorldPtr& world) {
-    auto comm = world->make_communicator("faulty");
-    try {
-      body(world, *comm);
-    } catch (const CommError& error) {
-      std::lock_guard lock(mutex);
-      told[static_cast<size_t>(world->rank())] = Told{error.code(), error.what()};
-    }
-    world->barrier();
-  }, timeout);
+  backend.run(
+      size,
+      [&](const WorldPtr& world) {
+        auto comm = world->make_communicator("faulty");
+        try {
+          body(world, *comm);
+        } catch (const CommError& error) {
+          std::lock_guard lock(mutex);
+          told[static_cast<size_t>(world->rank())] = Told{error.code(), error.what()};
+        }
+        world->barrier();
+      },
+      timeout);
   return told;
 }
 
 class CommFault : public testing::TestWithParam<Backend> {};
-INSTANTIATE_TEST_SUITE_P(Backends, CommFault, testing::Values(Backend{"Local", run_local}, Backend{"Sockets", run_sockets}),
+INSTANTIATE_TEST_SUITE_P(Backends, CommFault,
+                         testing::Values(Backend{"Local", run_local}, Backend{"Sockets", run_sockets}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 std::vector<float> floats(int64_t count) { return std::vector<float>(static_cast<size_t>(count), 1.0F); }
 comm::Buffer whole(std::vector<float>& v) { return {v.data(), static_cast<int64_t>(v.size())}; }
 
-void reduce(comm::Communicator& comm, int64_t count, ReduceOp op, const char* label, std::chrono::milliseconds timeout = 0ms) {
+void reduce(comm::Communicator& comm, int64_t count, ReduceOp op, const char* label,
+            std::chrono::milliseconds timeout = 0ms) {
   auto data = floats(count);
   comm.all_reduce(whole(data), whole(data), op, {}, {.label = label, .timeout = timeout}).wait_host();
 }
@@ -82,46 +87,59 @@ void expect_mismatch(const AllTold& told, const char* one, const char* other) {
 }
 
 TEST_P(CommFault, CountDiffersThenMismatchNamesBothOnEveryRank) {
-  expect_mismatch(tell(GetParam(), 3, [](const WorldPtr& w, comm::Communicator& c) {
-    w->rank() == 1 ? reduce(c, 7, ReduceOp::Sum, "second block") : reduce(c, 5, ReduceOp::Sum, "first block");
-  }), "5 Float 'first block'", "7 Float 'second block'");
+  expect_mismatch(tell(GetParam(), 3,
+                       [](const WorldPtr& w, comm::Communicator& c) {
+                         w->rank() == 1 ? reduce(c, 7, ReduceOp::Sum, "second block")
+                                        : reduce(c, 5, ReduceOp::Sum, "first block");
+                       }),
+                  "5 Float 'first block'", "7 Float 'second block'");
 }
 
 TEST_P(CommFault, LargeCountDiffersThenMismatchNamesBothOnEveryRank) {
-  expect_mismatch(tell(GetParam(), 3, [](const WorldPtr& w, comm::Communicator& c) {
-    reduce(c, w->rank() == 1 ? 3'000'000 : 2'000'000, ReduceOp::Sum, "big");
-  }), "2000000 Float 'big'", "3000000 Float 'big'");
+  expect_mismatch(tell(GetParam(), 3,
+                       [](const WorldPtr& w, comm::Communicator& c) {
+                         reduce(c, w->rank() == 1 ? 3'000'000 : 2'000'000, ReduceOp::Sum, "big");
+                       }),
+                  "2000000 Float 'big'", "3000000 Float 'big'");
 }
 
 TEST_P(CommFault, ReduceOpDiffersThenMismatchNamesBothOnEveryRank) {
-  expect_mismatch(tell(GetParam(), 2, [](const WorldPtr& w, comm::Communicator& c) {
-    reduce(c, 5, w->rank() == 1 ? ReduceOp::Max : ReduceOp::Sum, "norm");
-  }), "all_reduce(sum)", "all_reduce(max)");
+  expect_mismatch(tell(GetParam(), 2,
+                       [](const WorldPtr& w, comm::Communicator& c) {
+                         reduce(c, 5, w->rank() == 1 ? ReduceOp::Max : ReduceOp::Sum, "norm");
+                       }),
+                  "all_reduce(sum)", "all_reduce(max)");
 }
 
 TEST_P(CommFault, DtypeDiffersThenMismatchNamesBothOnEveryRank) {
-  expect_mismatch(tell(GetParam(), 2, [](const WorldPtr& w, comm::Communicator& c) {
-    auto data = floats(4);
-    const auto dtype = w->rank() == 1 ? c10::kInt : c10::kFloat;
-    c.broadcast({data.data(), 4, dtype}, 0, {}, {.label = "seed"}).wait_host();
-  }), "4 Float 'seed'", "4 Int 'seed'");
+  expect_mismatch(tell(GetParam(), 2,
+                       [](const WorldPtr& w, comm::Communicator& c) {
+                         auto data = floats(4);
+                         const auto dtype = w->rank() == 1 ? c10::kInt : c10::kFloat;
+                         c.broadcast({data.data(), 4, dtype}, 0, {}, {.label = "seed"}).wait_host();
+                       }),
+                  "4 Float 'seed'", "4 Int 'seed'");
 }
 
 TEST_P(CommFault, OperationDiffersThenMismatchNamesBothOnEveryRank) {
-  expect_mismatch(tell(GetParam(), 2, [](const WorldPtr& w, comm::Communicator& c) {
-    if (w->rank() == 1) return c.barrier({.label = "end of epoch"});
-    reduce(c, 5, ReduceOp::Sum, "loss");
-  }), "all_reduce(sum) of 5 Float 'loss'", "barrier 'end of epoch'");
+  expect_mismatch(tell(GetParam(), 2,
+                       [](const WorldPtr& w, comm::Communicator& c) {
+                         if (w->rank() == 1) return c.barrier({.label = "end of epoch"});
+                         reduce(c, 5, ReduceOp::Sum, "loss");
+                       }),
+                  "all_reduce(sum) of 5 Float 'loss'", "barrier 'end of epoch'");
 }
 
 TEST_P(CommFault, LabelAloneDiffersThenMismatchNamesBothOnEveryRank) {
-  expect_mismatch(tell(GetParam(), 2, [](const WorldPtr& w, comm::Communicator& c) {
-    reduce(c, 5, ReduceOp::Sum, w->rank() == 1 ? "layers.1" : "layers.0");
-  }), "'layers.0'", "'layers.1'");
+  expect_mismatch(tell(GetParam(), 2,
+                       [](const WorldPtr& w, comm::Communicator& c) {
+                         reduce(c, 5, ReduceOp::Sum, w->rank() == 1 ? "layers.1" : "layers.0");
+                       }),
+                  "'layers.0'", "'layers.1'");
 }
 
 TEST_P(CommFault, LabelMissingOnOneSideThenNoMismatch) {
-  for (const auto& told : tell(GetParam(), 2, [](const WorldPtr& w, comm::Communicator& c) {
+  for (const auto& told : tell(GetParam(), 2, [](const WorldPtr&w, comm::Communicator&c) {
          reduce(c, 5, ReduceOp::Sum, w->rank() == 1 ? "" : "layers.0");
        }))
     EXPECT_FALSE(told) << told->text;
@@ -136,7 +154,8 @@ TEST_P(CommFault, RankNeverIssuesThenTimeoutNamesOperationAndRank) {
   for (size_t r = 0; r < 2; ++r) {
     ASSERT_TRUE(told[r]);
     EXPECT_EQ(told[r]->code, CommErrc::Timeout) << told[r]->text;
-    EXPECT_THAT(told[r]->text, AllOf(HasSubstr("all_reduce #1 'layers.7 backward'"), HasSubstr("never issued by rank 2"), HasSubstr("0.1 s")));
+    EXPECT_THAT(told[r]->text, AllOf(HasSubstr("all_reduce #1 'layers.7 backward'"),
+                                     HasSubstr("never issued by rank 2"), HasSubstr("0.1 s")));
   }
 }
 
@@ -151,7 +170,7 @@ TEST_P(CommFault, OperationHasItsOwnTimeoutThenThatCounts) {
 }
 
 TEST_P(CommFault, LateRankThenNoFailure) {
-  for (const auto& told : tell(GetParam(), 2, [](const WorldPtr& w, comm::Communicator& c) {
+  for (const auto& told : tell(GetParam(), 2, [](const WorldPtr&w, comm::Communicator&c) {
          std::this_thread::sleep_for(w->rank() * 60ms);
          reduce(c, 100, ReduceOp::Sum, "late");
        }))
@@ -211,38 +230,46 @@ TEST_P(CommFault, UsedAfterFailureThenFirstFailureAgain) {
 TEST_P(CommFault, PeerIsDestroyedThenRemoteDiedNamesIt) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<std::string> told(3);
-  GetParam().run(3, [&](const WorldPtr& world) {
-    auto comm = world->make_communicator("faulty");
-    comm->barrier();
-    if (world->rank() == 1) {
-      comm.reset();
-    } else {
-      try {
-        reduce(*comm, 4, ReduceOp::Sum, "after the end");
-      } catch (const CommError& error) {
-        EXPECT_EQ(error.code(), CommErrc::RemoteDied) << error.what();
-        told[static_cast<size_t>(world->rank())] = error.what();
-      }
-    }
-    world->barrier();
-  }, 20s);
+  GetParam().run(
+      3,
+      [&](const WorldPtr& world) {
+        auto comm = world->make_communicator("faulty");
+        comm->barrier();
+        if (world->rank() == 1) {
+          comm.reset();
+        } else {
+          try {
+            reduce(*comm, 4, ReduceOp::Sum, "after the end");
+          } catch (const CommError& error) {
+            EXPECT_EQ(error.code(), CommErrc::RemoteDied) << error.what();
+            told[static_cast<size_t>(world->rank())] = error.what();
+          }
+        }
+        world->barrier();
+      },
+      20s);
   EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
-  for (size_t r : {0U, 2U}) EXPECT_THAT(told[r], AllOf(HasSubstr("rank 1"), HasSubstr("ended"), HasSubstr("'after the end'")));
+  for (size_t r : {0U, 2U})
+    EXPECT_THAT(told[r], AllOf(HasSubstr("rank 1"), HasSubstr("ended"), HasSubstr("'after the end'")));
 }
 
 TEST_P(CommFault, OneCommunicatorFailsThenOthersStillWork) {
-  GetParam().run(2, [](const WorldPtr& world) {
-    auto bad = world->make_communicator("bad");
-    auto good = world->make_communicator("good");
-    bad->abort("only this one");
-    EXPECT_THROW(bad->barrier(), CommError);
-    reduce(*good, 10, ReduceOp::Sum, "fine");
-  }, 20s);
+  GetParam().run(
+      2,
+      [](const WorldPtr& world) {
+        auto bad = world->make_communicator("bad");
+        auto good = world->make_communicator("good");
+        bad->abort("only this one");
+        EXPECT_THROW(bad->barrier(), CommError);
+        reduce(*good, 10, ReduceOp::Sum, "fine");
+      },
+      20s);
 }
 
 // ---- injected faults: in-process only ----
 
-comm::LocalWorldOptions inject(int rank, const std::string& label, comm::Fault fault, std::chrono::milliseconds timeout = 20s) {
+comm::LocalWorldOptions inject(int rank, const std::string& label, comm::Fault fault,
+                               std::chrono::milliseconds timeout = 20s) {
   comm::LocalWorldOptions options;
   options.collective_timeout = timeout;
   options.on_operation = [=](const comm::OperationEvent& event) {
@@ -253,15 +280,18 @@ comm::LocalWorldOptions inject(int rank, const std::string& label, comm::Fault f
 
 AllTold tell_injected(const comm::LocalWorldOptions& options, const Body& body) {
   AllTold told(2);
-  comm::run_local_world(2, [&](const WorldPtr& world) {
-    auto comm = world->make_communicator("faulty");
-    try {
-      body(world, *comm);
-    } catch (const CommError& error) {
-      told[static_cast<size_t>(world->rank())] = Told{error.code(), error.what()};
-    }
-    world->barrier();
-  }, options);
+  comm::run_local_world(
+      2,
+      [&](const WorldPtr& world) {
+        auto comm = world->make_communicator("faulty");
+        try {
+          body(world, *comm);
+        } catch (const CommError& error) {
+          told[static_cast<size_t>(world->rank())] = Told{error.code(), error.what()};
+        }
+        world->barrier();
+      },
+      options);
   return told;
 }
 
@@ -289,10 +319,13 @@ TEST(CommInjection, MismatchThenEveryRankIsTold) {
 TEST(CommInjection, ThrowThenThatRankThrowsAndItsWorldEnds) {
   const auto start = std::chrono::steady_clock::now();
   try {
-    comm::run_local_world(3, [](const WorldPtr& world) {
-      auto comm = world->make_communicator("faulty");
-      kTwoReductions(world, *comm);
-    }, inject(2, "b", comm::Fault::Throw));
+    comm::run_local_world(
+        3,
+        [](const WorldPtr& world) {
+          auto comm = world->make_communicator("faulty");
+          kTwoReductions(world, *comm);
+        },
+        inject(2, "b", comm::Fault::Throw));
     FAIL() << "the injected failure was lost";
   } catch (const CommError& error) {
     EXPECT_EQ(error.code(), CommErrc::Injected);

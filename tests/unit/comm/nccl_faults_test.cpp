@@ -4,9 +4,9 @@
 
 #include <csignal>
 
+#include "comm/nccl_api.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/cuda/stream.h"
-#include "comm/nccl_api.h"
 #include "support/processes.h"
 
 namespace fsdpp::test {
@@ -68,7 +68,8 @@ TEST_F(NcclFault, RankNeverIssuesThenTimeoutNamesOperationAndRank) {
   const auto results = run("never", 3, 1500);
   for (size_t r : {0U, 2U}) {
     EXPECT_EQ(results[r].exit_code, kCommError) << results[r].output;
-    EXPECT_THAT(results[r].output, AllOf(HasSubstr(told(CommErrc::Timeout)), HasSubstr("'layers.3 backward'"), HasSubstr("started on: rank"),
+    EXPECT_THAT(results[r].output, AllOf(HasSubstr(told(CommErrc::Timeout)), HasSubstr("'layers.3 backward'"),
+                                         HasSubstr("started on: rank"),
                                          HasSubstr("never issued by: rank 1 (last issued all_reduce #1 'before')")));
   }
 }
@@ -76,7 +77,8 @@ TEST_F(NcclFault, RankNeverIssuesThenTimeoutNamesOperationAndRank) {
 TEST_F(NcclFault, OperationsDifferThenEveryRankIsToldBoth) {
   for (const auto& result : run("mismatch", 2, 1500)) {
     EXPECT_EQ(result.exit_code, kCommError) << result.output;
-    EXPECT_THAT(result.output, AllOf(HasSubstr(told(CommErrc::Mismatch)), HasSubstr("50000000 Float 'first'"), HasSubstr("1000 Float 'second'")));
+    EXPECT_THAT(result.output, AllOf(HasSubstr(told(CommErrc::Mismatch)), HasSubstr("50000000 Float 'first'"),
+                                     HasSubstr("1000 Float 'second'")));
   }
 }
 

@@ -45,7 +45,8 @@ TEST(NcclGraph, GatherIsCapturedThenReplaysGatherNewInputs) {
     comm->barrier();  // an eager operation between replays
     main.view().synchronize();
     const auto host = out.cpu();
-    for (int64_t r = 0; r < size; ++r) EXPECT_EQ(host[r * count + count - 1].item<float>(), static_cast<float>(step * 100 + r));
+    for (int64_t r = 0; r < size; ++r)
+      EXPECT_EQ(host[r * count + count - 1].item<float>(), static_cast<float>(step * 100 + r));
   }
   cudaGraphExecDestroy(exec);  // before the communicator: it must outlive its graphs
   cudaGraphDestroy(graph);

@@ -28,8 +28,9 @@ struct Limits {
 };
 
 std::vector<ProcessResult> run(const std::string& mode, const std::vector<Environment>& ranks, Limits limits = {}) {
-  return run_processes({FSDPP_TEST_FAULT_RANK, mode, std::to_string(limits.timeout_ms), std::to_string(limits.rendezvous_ms)}, ranks,
-                       limits.all);
+  return run_processes(
+      {FSDPP_TEST_FAULT_RANK, mode, std::to_string(limits.timeout_ms), std::to_string(limits.rendezvous_ms)}, ranks,
+      limits.all);
 }
 
 void expect_all(const std::vector<ProcessResult>& results, int exit_code, const testing::Matcher<std::string>& output) {
@@ -40,7 +41,9 @@ void expect_all(const std::vector<ProcessResult>& results, int exit_code, const 
   }
 }
 
-TEST(Rendezvous, AllRanksThereThenEveryOneIsReady) { expect_all(run("step", rank_environments(3, free_port())), 0, HasSubstr("fine")); }
+TEST(Rendezvous, AllRanksThereThenEveryOneIsReady) {
+  expect_all(run("step", rank_environments(3, free_port())), 0, HasSubstr("fine"));
+}
 
 TEST(Rendezvous, OneProcessAloneThenNoStoreIsNeeded) {
   Environment alone = {{"RANK", "0"}, {"WORLD_SIZE", "1"}};
@@ -50,7 +53,8 @@ TEST(Rendezvous, OneProcessAloneThenNoStoreIsNeeded) {
 TEST(Rendezvous, RankTwiceThenEveryRankIsToldWhich) {
   auto ranks = rank_environments(3, free_port());
   ranks[2]["RANK"] = ranks[2]["LOCAL_RANK"] = "1";
-  expect_all(run("init", ranks), kConfigError, AllOf(HasSubstr("RANK=1"), HasSubstr("two processes"), HasSubstr("pid")));
+  expect_all(run("init", ranks), kConfigError,
+             AllOf(HasSubstr("RANK=1"), HasSubstr("two processes"), HasSubstr("pid")));
 }
 
 TEST(Rendezvous, RankZeroTwiceThenEveryRankIsTold) {
@@ -105,7 +109,8 @@ TEST(Rendezvous, FailureThenLaunchersErrorFileHasTheMessage) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   std::remove(path.c_str());
-  EXPECT_THAT(text.str(), AllOf(HasSubstr(R"({"message": {"message": ")"), HasSubstr(R"(host \"quoted\")"), HasSubstr("timestamp")));
+  EXPECT_THAT(text.str(), AllOf(HasSubstr(R"({"message": {"message": ")"), HasSubstr(R"(host \"quoted\")"),
+                                HasSubstr("timestamp")));
 }
 
 // As under torchrun: the agent's store is there before the ranks and outlives them.
@@ -134,8 +139,8 @@ TEST(PeerDeath, RankIsKilledThenOthersNameItAtOnce) {
   for (size_t r : {0U, 2U}) {
     EXPECT_EQ(results[r].exit_code, kCommError) << results[r].output;
     EXPECT_THAT(results[r].output,
-                AllOf(HasSubstr("CommError " + std::to_string(static_cast<int>(CommErrc::RemoteDied))), HasSubstr("rank 1 has ended"),
-                      HasSubstr("'layers.3 backward'")));
+                AllOf(HasSubstr("CommError " + std::to_string(static_cast<int>(CommErrc::RemoteDied))),
+                      HasSubstr("rank 1 has ended"), HasSubstr("'layers.3 backward'")));
   }
 }
 

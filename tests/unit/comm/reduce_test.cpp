@@ -38,7 +38,8 @@ TEST_P(SixteenBit, EveryBitPatternThenConversionIsExact) {
   const auto out = reduce({values}, ReduceOp::Sum);
   for (int64_t i = 0; i < 65536; ++i) {
     const float x = values[i].item<float>(), y = out[i].item<float>();
-    ASSERT_TRUE(std::isnan(x) ? std::isnan(y) : x == y && std::signbit(x) == std::signbit(y)) << i << ": " << x << " became " << y;
+    ASSERT_TRUE(std::isnan(x) ? std::isnan(y) : x == y && std::signbit(x) == std::signbit(y))
+        << i << ": " << x << " became " << y;
   }
 }
 
@@ -55,7 +56,9 @@ TEST_P(SixteenBit, NotANumberThenItReachesTheResult) {
 
 TEST(ReduceOrdered, SumsOverflowThenIntegersWrap) {
   EXPECT_EQ(reduce({at::tensor({100}, at::kChar), at::tensor({100}, at::kChar)}, ReduceOp::Sum).item<int>(), 200 - 256);
-  EXPECT_EQ(reduce({at::tensor({std::numeric_limits<int64_t>::max()}, at::kLong), at::tensor({int64_t{1}}, at::kLong)}, ReduceOp::Sum).item<int64_t>(),
+  EXPECT_EQ(reduce({at::tensor({std::numeric_limits<int64_t>::max()}, at::kLong), at::tensor({int64_t{1}}, at::kLong)},
+                   ReduceOp::Sum)
+                .item<int64_t>(),
             std::numeric_limits<int64_t>::min());
 }
 
