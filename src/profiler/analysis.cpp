@@ -8,9 +8,9 @@
 namespace fsdpp::profiler {
 namespace {
 
-Intervals of_kind(const std::vector<Activity>& activities, Activity::Kind kind, Window window) {
+Intervals of_kind(const std::vector<Work>& activities, Work::Kind kind, Window window) {
   Intervals out;
-  for (const Activity& a : activities) {
+  for (const Work& a : activities) {
     if (a.kind == kind) out.push_back({std::max(a.start_ns, window.start_ns), std::min(a.end_ns, window.end_ns)});
   }
   return merged(std::move(out));
@@ -19,22 +19,22 @@ Intervals of_kind(const std::vector<Activity>& activities, Activity::Kind kind, 
 struct Sets {
   Intervals compute, communication, copy;
 };
-Sets sets_of(const std::vector<Activity>& activities, Window window) {
-  return {of_kind(activities, Activity::Kind::Compute, window), of_kind(activities, Activity::Kind::Communication, window),
-          of_kind(activities, Activity::Kind::Copy, window)};
+Sets sets_of(const std::vector<Work>& activities, Window window) {
+  return {of_kind(activities, Work::Kind::Compute, window), of_kind(activities, Work::Kind::Communication, window),
+          of_kind(activities, Work::Kind::Copy, window)};
 }
 
 /// Gives every exposed instant to the communication that started first among those that run.
-std::vector<int64_t> exposed_by_activity(const std::vector<Activity>& activities) {
+std::vector<int64_t> exposed_by_activity(const std::vector<Work>& activities) {
   const Window all{INT64_MIN, INT64_MAX};
-  const Intervals compute = of_kind(activities, Activity::Kind::Compute, all);
+  const Intervals compute = of_kind(activities, Work::Kind::Compute, all);
   std::vector<size_t> order;
   for (size_t i = 0; i < activities.size(); ++i) {
-    if (activities[i].kind == Activity::Kind::Communication) order.push_back(i);
+    if (activities[i].kind == Work::Kind::Communication) order.push_back(i);
   }
   std::vector<int64_t> out(activities.size(), 0);
   size_t first = 0;
-  for (const Interval& gap : subtract(of_kind(activities, Activity::Kind::Communication, all), compute)) {
+  for (const Interval& gap : subtract(of_kind(activities, Work::Kind::Communication, all), compute)) {
     for (int64_t at = gap.start; at < gap.end;) {
       while (activities[order[first]].end_ns <= at) ++first;
       size_t owner = first;
@@ -58,7 +58,7 @@ std::optional<double> TimeSplit::overlap() const {
   return 1.0 - static_cast<double>(exposed_ns) / static_cast<double>(communication_ns);
 }
 
-TimeSplit split_time(const std::vector<Activity>& activities, Window window) {
+TimeSplit split_time(const std::vector<Work>& activities, Window window) {
   const Sets sets = sets_of(activities, window);
   TimeSplit out;
   out.window_ns = window.length();
@@ -71,12 +71,12 @@ TimeSplit split_time(const std::vector<Activity>& activities, Window window) {
   return out;
 }
 
-std::vector<UnitCommunication> exposed_communication(const Trace& trace, const std::vector<Activity>& activities) {
+std::vector<UnitCommunication> exposed_communication(const Trace& trace, const std::vector<Work>& activities) {
   const std::vector<int64_t> exposed = exposed_by_activity(activities);
   std::map<std::string, UnitCommunication> units;
   for (size_t i = 0; i < activities.size(); ++i) {
-    const Activity& a = activities[i];
-    if (a.kind != Activity::Kind::Communication) continue;
+    const Work& a = activities[i];
+    if (a.kind != Work::Kind::Communication) continue;
     UnitCommunication& unit = units[a.unit];
     unit.unit = a.unit;
     unit.calls += 1;
@@ -91,13 +91,13 @@ std::vector<UnitCommunication> exposed_communication(const Trace& trace, const s
   return out;
 }
 
-LaunchGaps launch_gaps(const Trace& trace, const std::vector<Activity>& activities, const std::vector<IdlePiece>& idle, int limit) {
+LaunchGaps launch_gaps(const Trace& trace, const std::vector<Work>& activities, const std::vector<IdlePiece>& idle, int limit) {
   LaunchGaps out;
   for (const IdlePiece& piece : idle) {
     if (piece.cause != IdleCause::LaunchBound) continue;
     LaunchGap gap{piece.start_ns, piece.end_ns - piece.start_ns, "", ""};
     if (piece.next >= 0) {
-      const Activity& next = activities[static_cast<size_t>(piece.next)];
+      const Work& next = activities[static_cast<size_t>(piece.next)];
       gap.kernel = next.what;
       gap.op = op_name(trace, next.op);
     }
@@ -128,7 +128,7 @@ LoaderWait loader_wait(const Trace& trace, Window window) {
   return out;
 }
 
-std::vector<StepTime> step_times(const Trace& trace, const std::vector<Activity>& activities) {
+std::vector<StepTime> step_times(const Trace& trace, const std::vector<Work>& activities) {
   std::vector<StepTime> out;
   for (const StepMark& s : trace.steps) {
     const Window window{s.start_ns, s.end_ns};

@@ -21,7 +21,7 @@ struct Envelope {
   }
 };
 
-bool cut(Activity& a, Window window) {
+bool cut(Work& a, Window window) {
   a.start_ns = std::max(a.start_ns, window.start_ns);
   a.end_ns = std::min(a.end_ns, window.end_ns);
   return a.start_ns < a.end_ns;
@@ -45,28 +45,28 @@ std::unordered_map<int, int> collectives_by_kernel(const Trace& trace) {
   return out;
 }
 
-Activity kernel_activity(const Trace& trace, int index, const std::unordered_map<int, int>& collectives) {
+Work kernel_activity(const Trace& trace, int index, const std::unordered_map<int, int>& collectives) {
   const Kernel& k = trace.kernels[index];
-  Activity a{Activity::Kind::Compute, k.start_ns, k.end_ns, k.stream, k.correlation, index, -1, k.op, "", k.name};
+  Work a{Work::Kind::Compute, k.start_ns, k.end_ns, k.stream, k.correlation, index, -1, k.op, "", k.name};
   if (const auto it = collectives.find(index); it != collectives.end()) {
     const Collective& c = trace.collectives[it->second];
-    a.kind = Activity::Kind::Communication;
+    a.kind = Work::Kind::Communication;
     a.collective = it->second;
     a.unit = unit_of(trace, c);
     a.what = c.op;
   } else if (k.name.starts_with("nccl")) {
-    a.kind = Activity::Kind::Communication;
+    a.kind = Work::Kind::Communication;
     a.unit = scope_name(trace, k.scope);
   }
   return a;
 }
 
-Activity collective_activity(const Trace& trace, int index) {
+Work collective_activity(const Trace& trace, int index) {
   const Collective& c = trace.collectives[index];
-  return {Activity::Kind::Communication, c.start_ns, c.end_ns, c.stream, 0, -1, index, -1, unit_of(trace, c), c.op};
+  return {Work::Kind::Communication, c.start_ns, c.end_ns, c.stream, 0, -1, index, -1, unit_of(trace, c), c.op};
 }
 
-void add_device(const Trace& trace, int device, std::vector<Activity>& out) {
+void add_device(const Trace& trace, int device, std::vector<Work>& out) {
   const auto collectives = collectives_by_kernel(trace);
   for (size_t i = 0; i < trace.kernels.size(); ++i) {
     if (trace.kernels[i].device == device && trace.kernels[i].start_ns > 0) {
@@ -81,12 +81,12 @@ void add_device(const Trace& trace, int device, std::vector<Activity>& out) {
   }
   for (const Copy& c : trace.copies) {
     if (c.device != device || c.start_ns <= 0) continue;
-    out.push_back({Activity::Kind::Copy, c.start_ns, c.end_ns, c.stream, c.correlation, -1, -1, c.op, "", "copy"});
+    out.push_back({Work::Kind::Copy, c.start_ns, c.end_ns, c.stream, c.correlation, -1, -1, c.op, "", "copy"});
   }
 }
 
 /// Without a GPU: a thread computes while an operator is open and no collective of its own blocks it.
-void add_host(const Trace& trace, std::vector<Activity>& out) {
+void add_host(const Trace& trace, std::vector<Work>& out) {
   std::map<int64_t, Intervals> ops, waits;
   for (const CpuOp& op : trace.cpu_ops) {
     if (op.category != CpuOp::Category::User) ops[op.thread].push_back({op.start_ns, op.end_ns});
@@ -99,7 +99,7 @@ void add_host(const Trace& trace, std::vector<Activity>& out) {
   }
   for (auto& [thread, intervals] : ops) {
     for (const Interval& i : subtract(merged(std::move(intervals)), merged(waits[thread]))) {
-      Activity a;
+      Work a;
       a.start_ns = i.start;
       a.end_ns = i.end;
       a.what = "operators";
@@ -135,11 +135,11 @@ int main_device(const Trace& trace) {
   return most == time.end() ? kHostDevice : most->first;
 }
 
-std::vector<Activity> device_activities(const Trace& trace, int device, Window window) {
-  std::vector<Activity> out;
+std::vector<Work> device_activities(const Trace& trace, int device, Window window) {
+  std::vector<Work> out;
   device == kHostDevice ? add_host(trace, out) : add_device(trace, device, out);
-  std::erase_if(out, [&](Activity& a) { return !cut(a, window); });
-  std::stable_sort(out.begin(), out.end(), [](const Activity& a, const Activity& b) { return a.start_ns < b.start_ns; });
+  std::erase_if(out, [&](Work& a) { return !cut(a, window); });
+  std::stable_sort(out.begin(), out.end(), [](const Work& a, const Work& b) { return a.start_ns < b.start_ns; });
   return out;
 }
 

@@ -133,9 +133,9 @@ class Splitter {
   std::vector<IdlePiece> pieces_;
 };
 
-Intervals busy(const std::vector<Activity>& activities, Activity::Kind kind) {
+Intervals busy(const std::vector<Work>& activities, Work::Kind kind) {
   Intervals out;
-  for (const Activity& a : activities) {
+  for (const Work& a : activities) {
     if (a.kind == kind) out.push_back({a.start_ns, a.end_ns});
   }
   return merged(std::move(out));
@@ -150,14 +150,14 @@ const char* to_string(IdleCause cause) noexcept {
   return kNames[static_cast<int>(cause)];
 }
 
-std::vector<IdlePiece> idle_pieces(const Trace& trace, const std::vector<Activity>& activities, Window window) {
+std::vector<IdlePiece> idle_pieces(const Trace& trace, const std::vector<Work>& activities, Window window) {
   Splitter splitter(trace);
   const Intervals all = merged({{window.start_ns, window.end_ns}});
-  Intervals idle = subtract(all, busy(activities, Activity::Kind::Compute));
-  const Intervals exposed = intersect(idle, busy(activities, Activity::Kind::Communication));
+  Intervals idle = subtract(all, busy(activities, Work::Kind::Compute));
+  const Intervals exposed = intersect(idle, busy(activities, Work::Kind::Communication));
   splitter.add(IdleCause::Communication, exposed, -1);
   idle = subtract(idle, exposed);
-  const Intervals copies = intersect(idle, busy(activities, Activity::Kind::Copy));
+  const Intervals copies = intersect(idle, busy(activities, Work::Kind::Copy));
   splitter.add(IdleCause::Copy, copies, -1);
   size_t next = 0;
   for (const Interval& gap : subtract(idle, copies)) {

@@ -30,7 +30,7 @@ struct Window {
 [[nodiscard]] FSDPP_API int main_device(const Trace& trace);
 
 /// One thing that the device (or host) did, cut to the window.
-struct Activity {
+struct Work {
   enum class Kind { Compute, Communication, Copy } kind = Kind::Compute;
   int64_t start_ns = 0;
   int64_t end_ns = 0;
@@ -45,7 +45,7 @@ struct Activity {
 
 /// What ran on `device`, by start. A kernel is communication if a collective names it or its name starts with "nccl";
 /// collectives without a kernel (copy engines) are communication with their own times. Records without times are left out.
-[[nodiscard]] FSDPP_API std::vector<Activity> device_activities(const Trace& trace, int device, Window window);
+[[nodiscard]] FSDPP_API std::vector<Work> device_activities(const Trace& trace, int device, Window window);
 
 /// The window, split. Every instant belongs to the first of these that is true: a compute kernel runs; a communication kernel
 /// runs (exposed communication); a copy runs; idle. So compute + exposed + copy + idle = window.
@@ -59,7 +59,7 @@ struct TimeSplit {
   /// Share of the communication that ran beside compute, 0 … 1; nothing without communication.
   [[nodiscard]] std::optional<double> overlap() const;
 };
-[[nodiscard]] FSDPP_API TimeSplit split_time(const std::vector<Activity>& activities, Window window);
+[[nodiscard]] FSDPP_API TimeSplit split_time(const std::vector<Work>& activities, Window window);
 
 /// Communication of one unit.
 struct UnitCommunication {
@@ -74,7 +74,7 @@ struct UnitCommunication {
 /// By exposed time, longest first. While several run exposed at once, the time goes to the one that started first; so the sum
 /// over units is TimeSplit::exposed_ns exactly.
 [[nodiscard]] FSDPP_API std::vector<UnitCommunication> exposed_communication(const Trace& trace,
-                                                                             const std::vector<Activity>& activities);
+                                                                             const std::vector<Work>& activities);
 
 /// Why no compute kernel ran.
 enum class IdleCause {
@@ -108,7 +108,7 @@ struct IdlePiece {
 /// order queue full, module loading, profiler, loader, allocation, communication, synchronisation; what remains is
 /// Synchronisation if the thread waited for the device during this part, else LaunchBound. After that call: Communication
 /// while a collective of the host runs, else Dispatch. Without a launch record, or after the last work: what claims it, else Other.
-[[nodiscard]] FSDPP_API std::vector<IdlePiece> idle_pieces(const Trace& trace, const std::vector<Activity>& activities,
+[[nodiscard]] FSDPP_API std::vector<IdlePiece> idle_pieces(const Trace& trace, const std::vector<Work>& activities,
                                                            Window window);
 
 /// A gap, or part of one, in which the host was late.
@@ -124,7 +124,7 @@ struct LaunchGaps {
   std::map<std::string, int64_t> by_op;  ///< the same by launching operator ("" unknown)
   std::vector<LaunchGap> longest;        ///< at most `limit`, longest first
 };
-[[nodiscard]] FSDPP_API LaunchGaps launch_gaps(const Trace& trace, const std::vector<Activity>& activities,
+[[nodiscard]] FSDPP_API LaunchGaps launch_gaps(const Trace& trace, const std::vector<Work>& activities,
                                                const std::vector<IdlePiece>& idle, int limit = 20);
 
 /// Launched and not yet started work, counted at each launch.
@@ -149,7 +149,7 @@ struct StepTime {
   TimeSplit split;  ///< its window is the step's, on the host's clock
   int64_t loader_ns = 0;
 };
-[[nodiscard]] FSDPP_API std::vector<StepTime> step_times(const Trace& trace, const std::vector<Activity>& activities);
+[[nodiscard]] FSDPP_API std::vector<StepTime> step_times(const Trace& trace, const std::vector<Work>& activities);
 
 struct KernelSummary {
   std::string name;
@@ -195,7 +195,7 @@ struct Analysis {
   int device = kHostDevice;
   Window window;
   TimeSplit split;
-  std::vector<Activity> activities;
+  std::vector<Work> activities;
   std::vector<UnitCommunication> units;
   std::vector<IdlePiece> idle;
   std::array<int64_t, kIdleCauses> idle_ns{};  ///< by IdleCause
