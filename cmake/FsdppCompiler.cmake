@@ -18,5 +18,6 @@ endif()
 function(fsdpp_warnings target)
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FSDPP_UNITY_BUILD}>>:-Wno-subobject-linkage> # the sources look like headers then
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FSDPP_WERROR}>>:-Werror>)
 endfunction()

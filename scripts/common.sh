@@ -17,7 +17,8 @@ need_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-BUILD_PACKAGES=(g++ cmake ninja-build ca-certificates python3 python3-pip libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev)
+BUILD_PACKAGES=(g++ cmake ninja-build ca-certificates python3 python3-pip libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev
+  zlib1g-dev)
 
 # OFF on a machine without a GPU driver, so that the small CPU download does; FSDPP_WITH_CUDA overrides.
 cuda_choice() {

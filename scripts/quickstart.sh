@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 source scripts/common.sh
 
 need_packages "${BUILD_PACKAGES[@]}"
-cmake -S . -B build $(generator) -DCMAKE_BUILD_TYPE=Release -DFSDPP_WITH_CUDA="$(cuda_choice)" \
+cmake -S . -B build $(generator) -DCMAKE_BUILD_TYPE=Release -DFSDPP_UNITY_BUILD=ON -DFSDPP_WITH_CUDA="$(cuda_choice)" \
   -DFSDPP_BUILD_TESTS=OFF -DFSDPP_BUILD_BENCHMARKS=OFF
 cmake --build build --parallel "$(nproc)" --target minillm fsdpp-run
 

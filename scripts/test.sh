@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 source scripts/common.sh
 
 need_packages "${BUILD_PACKAGES[@]}" libgtest-dev libgmock-dev
-flags=(-DCMAKE_BUILD_TYPE=Release -DFSDPP_WITH_CUDA="$(cuda_choice)" -DFSDPP_BUILD_TESTS=ON)
+flags=(-DCMAKE_BUILD_TYPE=Release -DFSDPP_UNITY_BUILD=ON -DFSDPP_WITH_CUDA="$(cuda_choice)"
+  -DFSDPP_BUILD_TESTS=ON -DFSDPP_BUILD_BENCHMARKS=ON)
 python=${FSDPP_ORACLE_PYTHON:-}
 [[ -n $python || ! -x .venv/bin/python ]] || python=$PWD/.venv/bin/python
 [[ -z $python ]] || flags+=(-DFSDPP_ORACLE_PYTHON="$python" -DFSDPP_PYTHON="$python")
