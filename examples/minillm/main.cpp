@@ -2,6 +2,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "dry_run.h"
 #include "fsdpp/base/rank_env.h"
@@ -32,7 +33,9 @@ int run(int argc, char** argv) {
     if (env.rank == 0) std::cout << minillm::dry_run_text(*options, static_cast<int>(world));
     return 0;
   }
-  minillm::Trainer trainer(*options, minillm::find_place(*options));
+  auto place = minillm::find_place(*options);
+  minillm::check_outputs(*options, place);
+  minillm::Trainer trainer(*options, std::move(place));
   trainer.run();
   return 0;
 }

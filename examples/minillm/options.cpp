@@ -1,8 +1,8 @@
 #include "options.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <iostream>
-#include <limits>
 
 #include "device.h"
 #include "fsdpp/base/error.h"
@@ -15,8 +15,31 @@ struct Texts {
   std::string device, precision;
 };
 
+/// A whole number from `low` to 2^40: sizes beyond that are typing errors, and products of two still fit.
+CLI::Validator whole_from(int64_t low) {
+  constexpr int64_t kHigh = int64_t{1} << 40;
+  return CLI::Validator(
+      [low](const std::string& value) {
+        int64_t number = 0;
+        const bool good = CLI::detail::lexical_cast(value, number) && number >= low && number <= kHigh;
+        return good ? std::string{} : text("expected a whole number of at least ", low, ", got ", value);
+      },
+      text("INT >= ", low));
+}
+
+CLI::Validator real(bool zero_allowed) {
+  const char* words = zero_allowed ? "0 or more" : "more than 0";
+  return CLI::Validator(
+      [=](const std::string& value) {
+        double number = 0;
+        const bool good = CLI::detail::lexical_cast(value, number) && (number > 0 || (zero_allowed && number == 0)) && std::isfinite(number);
+        return good ? std::string{} : text("expected a number, ", words, ", got ", value);
+      },
+      words);
+}
+
 void add_model_flags(CLI::App& app, Options& o) {
-  const CLI::Range positive(int64_t{1}, std::numeric_limits<int64_t>::max() / 2);
+  const auto positive = whole_from(1);
   app.add_option("--vocab", o.model.vocab, "Number of token ids")->check(positive)->capture_default_str();
   app.add_option("--dim", o.model.dim, "Width of the model, a multiple of --heads")->check(positive)->capture_default_str();
   app.add_option("--layers", o.model.layers, "Number of blocks")->check(positive)->capture_default_str();
@@ -24,14 +47,14 @@ void add_model_flags(CLI::App& app, Options& o) {
 }
 
 void add_training_flags(CLI::App& app, Options& o, Texts& t) {
-  const CLI::Range positive(int64_t{1}, std::numeric_limits<int64_t>::max() / 2);
+  const auto positive = whole_from(1);
   app.add_option("--batch", o.batch, "Samples of a micro-batch on each rank")->check(positive)->capture_default_str();
   app.add_option("--seq", o.seq, "Tokens of a sample")->check(positive)->capture_default_str();
-  app.add_option("--steps", o.steps, "Optimizer steps")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--steps", o.steps, "Optimizer steps")->check(whole_from(0))->capture_default_str();
   app.add_option("--grad-accum", o.grad_accum, "Micro-batches of a step")->check(positive)->capture_default_str();
-  app.add_option("--lr", o.lr, "AdamW's learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--adam-eps", o.adam_eps, "AdamW's epsilon")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--clip", o.clip, "Largest gradient norm; none if not given")->check(CLI::PositiveNumber);
+  app.add_option("--lr", o.lr, "AdamW's learning rate")->check(real(true))->capture_default_str();
+  app.add_option("--adam-eps", o.adam_eps, "AdamW's epsilon")->check(real(true))->capture_default_str();
+  app.add_option("--clip", o.clip, "Largest gradient norm; none if not given")->check(real(false));
   app.add_option("--seed", o.seed, "Seed of the weights and of synthetic data")->capture_default_str();
   app.add_option("--device", t.device, "cpu or cuda; cuda where there is a GPU")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--precision", t.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
@@ -44,7 +67,7 @@ void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--init", o.init, "Weights to start from, safetensors");
   app.add_option("--save-full", o.save_full, "Where to write all weights at the end, safetensors");
   app.add_option("--metrics", o.metrics, "Where to write one JSON object for each step");
-  app.add_option("--log-every", o.log_every, "Print every so many steps")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--log-every", o.log_every, "Print every so many steps")->check(whole_from(1))->capture_default_str();
 }
 
 void check_combinations(Options& o) {
@@ -76,7 +99,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   add_training_flags(app, options, texts);
   add_file_flags(app, options);
   app.add_flag("--dry-run", options.dry_run, "Print layout plan and memory, then stop");
-  app.add_option("--world", options.plan_world, "Ranks to plan for, with --dry-run")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  app.add_option("--world", options.plan_world, "Ranks to plan for, with --dry-run")->check(CLI::Range(1, 1 << 20));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -4,8 +4,10 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 
 #include "device.h"
 #include "fsdpp/api/fully_shard.h"
@@ -82,6 +84,14 @@ Place find_place(const Options& options) {
   world_options.device = options.cuda ? c10::kCUDA : c10::kCPU;
   const auto world = fsdpp::comm::World::init(world_options);
   return {fsdpp::comm::Mesh::shard(world), world->device(), world->rank(), world->size()};
+}
+
+void check_outputs(const Options& options, const Place& place) {
+  if (place.rank != 0 || options.save_full.empty()) return;
+  auto folder = std::filesystem::path(options.save_full).parent_path();
+  if (folder.empty()) folder = ".";
+  if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK) != 0)
+    throw fsdpp::ConfigError(text("--save-full ", options.save_full, ": ", folder, " is not a folder that can be written to"));
 }
 
 MiniLLM build_model(const Options& options, const Place& place) {

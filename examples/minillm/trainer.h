@@ -22,6 +22,10 @@ struct Place {
 /// Joins the launcher's ranks, or with --no-shard checks that there is one process. Collective.
 [[nodiscard]] Place find_place(const Options& options);
 
+/// On rank 0 throws fsdpp::ConfigError if --save-full names a place where no file can be made: known now rather than after
+/// the training.
+void check_outputs(const Options& options, const Place& place);
+
 /// The model with its initial weights (from --init, else from --seed, the same on every rank), on the device, sharded if the
 /// place has a mesh. Collective.
 [[nodiscard]] MiniLLM build_model(const Options& options, const Place& place);

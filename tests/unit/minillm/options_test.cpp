@@ -70,6 +70,10 @@ TEST(Flags, WrongOnes_AreErrorsThatNameThem) {
   EXPECT_THAT(error_of({"--bach", "3"}), HasSubstr("--bach"));
   EXPECT_THAT(error_of({"--batch", "0"}), HasSubstr("--batch"));
   EXPECT_THAT(error_of({"--batch", "two"}), HasSubstr("--batch"));
+  EXPECT_THAT(error_of({"--steps", "-1"}), testing::AllOf(HasSubstr("--steps"), HasSubstr("at least 0, got -1")));
+  EXPECT_THAT(error_of({"--seq", "99999999999999999999"}), HasSubstr("--seq"));
+  EXPECT_THAT(error_of({"--lr", "nan"}), HasSubstr("--lr"));
+  EXPECT_THAT(error_of({"--clip", "0"}), HasSubstr("--clip"));
   EXPECT_THAT(error_of({"--precision", "fp64"}), HasSubstr("fp64"));
   EXPECT_THAT(error_of({"--dim", "65", "--heads", "2"}), HasSubstr("--dim 65"));
   EXPECT_THAT(error_of({"--world", "4"}), HasSubstr("--dry-run"));
