@@ -132,7 +132,7 @@ std::vector<StepTime> step_times(const Trace& trace, const std::vector<Work>& ac
   std::vector<StepTime> out;
   for (const StepMark& s : trace.steps) {
     const Window window{s.start_ns, s.end_ns};
-    out.push_back({s.step, split_time(activities, window), loader_wait(trace, window).total_ns});
+    out.push_back({s.step, s.start_ns, split_time(activities, window), loader_wait(trace, window).total_ns});
   }
   return out;
 }

@@ -35,7 +35,7 @@ std::string latency_fix(const KernelLight& k) {
     why += fmt::format("occupancy {:.0f} %{}; ", *k.occupancy_percent,
                        k.occupancy_limit.empty() ? "" : ", limited by " + k.occupancy_limit);
   }
-  return "Neither compute nor memory is busy: " + why + "overlap it with other work, fuse small kernels, or replay a CUDA graph.";
+  return "Neither compute nor memory reaches 60 %: " + why + "overlap it with other work, fuse small kernels, or replay a CUDA graph.";
 }
 
 std::string compute_fix(const KernelLight& k) {

@@ -146,6 +146,7 @@ struct LoaderWait {
 
 struct StepTime {
   int64_t step = 0;
+  int64_t start_ns = 0;
   TimeSplit split;  ///< its window is the step's, on the host's clock
   int64_t loader_ns = 0;
 };
