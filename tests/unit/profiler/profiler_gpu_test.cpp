@@ -1,0 +1,193 @@
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "fsdpp/profiler/profiler.h"
+#include "fsdpp/trace/scope.h"
+
+namespace fsdpp::profiler {
+namespace {
+
+using ::testing::IsEmpty;
+
+class ProfilerGpu : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    if (!at::hasCUDA()) return;
+    (void)at::mm(at::rand({64, 64}, at::kCUDA), at::rand({64, 64}, at::kCUDA));  // loads libraries
+    cudaDeviceSynchronize();
+  }
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+void expect_clean(const Trace& t) {
+  EXPECT_TRUE(t.has_cuda);
+  EXPECT_THAT(t.audit.errors, IsEmpty());
+  EXPECT_EQ(t.audit.dropped_records, 0);
+  EXPECT_EQ(t.audit.unknown_records, 0);
+  EXPECT_EQ(t.audit.truncated_buffers, 0);
+  EXPECT_EQ(t.audit.zero_stamps, 0);
+  EXPECT_EQ(t.audit.launches_without_kernel, 0);
+  EXPECT_EQ(t.audit.kernels_without_launch, 0);
+  EXPECT_EQ(t.audit.outside_window, 0);
+  for (const std::string& note : t.audit.notes) std::printf("note: %s\n", note.c_str());
+}
+
+TEST_F(ProfilerGpu, FiveSessionsOfFiftyKernelsThenFiftyRecordsEach) {
+  at::Tensor x = at::zeros({1024}, at::kCUDA);
+  for (int session = 0; session < 5; ++session) {
+    Profiler profiler{Options{}};
+    profiler.start();
+    for (int i = 0; i < 50; ++i) x.add_(1);
+    profiler.stop();
+    const Trace& t = profiler.trace();
+    EXPECT_EQ(t.kernels.size(), 50U) << "session " << session;
+    EXPECT_EQ(t.audit.launches, 50) << "session " << session;
+    expect_clean(t);
+    for (const Kernel& k : t.kernels) {
+      ASSERT_GE(k.op, 0);
+      EXPECT_EQ(t.cpu_ops[k.op].name, "aten::add_");
+    }
+    ASSERT_FALSE(t.devices.empty());
+    EXPECT_GT(t.devices[0].sm_count, 0);
+  }
+}
+
+TEST_F(ProfilerGpu, KernelTimesThenEqualToEventsWithinTwoPercent) {
+  const at::Tensor a = at::rand({8192, 8192}, at::kCUDA), b = at::rand({8192, 8192}, at::kCUDA);
+  (void)at::mm(a, b);
+  cudaEvent_t start = nullptr, stop = nullptr;
+  cudaEventCreate(&start);
+  cudaEventCreate(&stop);
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  Profiler profiler{Options{}};
+  profiler.start();
+  cudaEventRecord(start, stream);
+  for (int i = 0; i < 10; ++i) (void)at::mm(a, b);
+  cudaEventRecord(stop, stream);
+  profiler.stop();
+  float ms = 0;
+  ASSERT_EQ(cudaEventElapsedTime(&ms, start, stop), cudaSuccess);
+  int64_t ns = 0;
+  for (const Kernel& k : profiler.trace().kernels) ns += k.end_ns - k.start_ns;
+  std::printf("kernels %.3f ms, events %.3f ms\n", static_cast<double>(ns) / 1e6, static_cast<double>(ms));
+  EXPECT_NEAR(static_cast<double>(ns) / 1e6, ms, 0.02 * ms);
+  expect_clean(profiler.trace());
+  cudaEventDestroy(start);
+  cudaEventDestroy(stop);
+}
+
+TEST_F(ProfilerGpu, KernelsThenAfterTheirLaunchAndInsideTheWindow) {
+  const at::Tensor a = at::rand({2048, 2048}, at::kCUDA);
+  Profiler profiler{Options{}};
+  profiler.start();
+  for (int i = 0; i < 20; ++i) (void)at::mm(a, a);
+  profiler.stop();
+  const Trace& t = profiler.trace();
+  EXPECT_EQ(t.audit.out_of_order, 0);
+  for (const Kernel& k : t.kernels) {
+    EXPECT_GE(k.start_ns, t.start_ns);
+    EXPECT_LE(k.end_ns, t.end_ns);
+  }
+}
+
+TEST_F(ProfilerGpu, GraphCapturedInTheWindowThenReplayedKernelsHaveOperatorAndScope) {
+  at::Tensor x = at::zeros({1024}, at::kCUDA);
+  at::cuda::CUDAGraph graph;
+  for (int session = 0; session < 2; ++session) {
+    Profiler profiler{Options{}};
+    profiler.start();
+    if (session == 0) {
+      const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+      graph.capture_begin();
+      {
+        trace::Scope scope(trace::Kind::User, "captured");
+        for (int i = 0; i < 10; ++i) x.add_(1);
+      }
+      graph.capture_end();
+    }
+    for (int i = 0; i < 3; ++i) graph.replay();
+    profiler.stop();
+    const Trace& t = profiler.trace();
+    expect_clean(t);
+    EXPECT_EQ(t.audit.graph_launches, 3);
+    EXPECT_EQ(t.audit.graph_kernels, 30);
+    int placed = 0;
+    for (const Kernel& k : t.kernels)
+      placed += k.graph_node_id != 0 && k.op >= 0 && t.cpu_ops[k.op].name == "aten::add_" && k.scope >= 0 && t.scopes[k.scope].name == "captured";
+    EXPECT_EQ(placed, session == 0 ? 30 : 0);  // the second window has no capture, and its notes say so
+    EXPECT_EQ(t.audit.notes.empty(), session == 0);
+  }
+}
+
+TEST_F(ProfilerGpu, CopiesAndWaitsThenRecorded) {
+  const at::Tensor host = at::rand({1 << 20});
+  Options options;
+  options.profile_memory = true;
+  Profiler profiler(options);
+  profiler.start();
+  const at::Tensor there = host.to(at::kCUDA);
+  const at::Tensor back = there.cpu();
+  profiler.stop();
+  const Trace& t = profiler.trace();
+  std::map<Copy::Kind, int64_t> bytes;
+  for (const Copy& c : t.copies) bytes[c.kind] += c.bytes;
+  EXPECT_EQ(bytes[Copy::Kind::HostToDevice], 4 << 20);
+  EXPECT_EQ(bytes[Copy::Kind::DeviceToHost], 4 << 20);
+  EXPECT_FALSE(t.syncs.empty());
+  int64_t device_bytes = 0;
+  for (const MemoryEvent& event : t.memory) device_bytes += event.device >= 0 && event.bytes > 0 ? event.bytes : 0;
+  EXPECT_GE(device_bytes, 4 << 20);
+  EXPECT_GT(profiler.key_averages().cuda_time_ns(), 0);
+}
+
+TEST_F(ProfilerGpu, ManyLaunchesThenNoneIsLost) {
+  at::Tensor x = at::zeros({16}, at::kCUDA);
+  Options options;
+  options.activities = {Activity::Cuda};
+  Profiler profiler(options);
+  profiler.start();
+  for (int i = 0; i < 100'000; ++i) x.add_(1);
+  profiler.stop();
+  EXPECT_EQ(profiler.trace().kernels.size(), 100'000U);
+  expect_clean(profiler.trace());
+}
+
+TEST_F(ProfilerGpu, SmallestOperatorsThenTheCostIsBounded) {
+  at::Tensor x = at::zeros({16}, at::kCUDA);
+  const auto time_step = [&] {
+    cudaDeviceSynchronize();
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 2'000; ++i) x.add_(1);
+    cudaDeviceSynchronize();
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / 2'000;
+  };
+  double off = INFINITY, on = INFINITY;
+  for (int round = 0; round < 10; ++round) {  // interleaved
+    off = std::min(off, time_step());
+    Profiler profiler{Options{}};
+    profiler.start();
+    on = std::min(on, time_step());
+    profiler.stop();
+  }
+  std::printf("a launch-bound operator: %.2f us with the profiler off, %.2f us on\n", off, on);
+  EXPECT_LT(on, 4 * off);
+}
+
+}  // namespace
+}  // namespace fsdpp::profiler
