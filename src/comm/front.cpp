@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/enforce.h"
+#include "fsdpp/trace/scope.h"
 
 namespace fsdpp::comm {
 namespace {
@@ -107,7 +108,13 @@ Ticket FrontCommunicator::start(Signature sig, Buffer out, ConstBuffer in, cuda:
   FSDPP_ENFORCE(stream.is_cuda() == info_.device.is_cuda(), UsageError, "{}: expected a stream of {}, got one of {}",
                 who(), info_.device.str(), stream.is_cuda() ? "a CUDA device" : "the CPU");
   Op op = make_op(sig, out.data, in.data, info);
-  Ticket ticket = size() == 1 ? copy(op, stream) : issue(std::move(op), stream);
+  if (size() == 1) return finish(copy(op, stream));
+  const int64_t bytes = std::max(in.count, out.count) * static_cast<int64_t>(c10::elementSize(in.dtype));
+  const trace::CollectiveScope scope({name(), name_of(sig.kind), info.label, static_cast<int64_t>(op.sequence), bytes, in_group_});
+  return finish(issue(std::move(op), stream));
+}
+
+Ticket FrontCommunicator::finish(Ticket ticket) {
   if (!in_group_) return ticket;
   group_last_ = std::move(ticket);
   return {};
@@ -147,6 +154,7 @@ void FrontCommunicator::group_begin() {
 Ticket FrontCommunicator::group_end() {
   FSDPP_ENFORCE(in_group_, UsageError, "communicator '{}': group_end without group_begin", name());
   in_group_ = false;
+  const trace::CollectiveScope scope({.comm = name(), .op = "group", .sequence = -1});
   return close_group(std::exchange(group_last_, {}));
 }
 

@@ -59,6 +59,7 @@ class FrontCommunicator : public Communicator {
 
  private:
   Ticket start(Signature sig, Buffer out, ConstBuffer in, cuda::StreamView stream, const OpInfo& info);
+  Ticket finish(Ticket ticket);  // kept for the group that is open, if one is
   Op make_op(const Signature& sig, void* out, const void* in, const OpInfo& info);
 
   CommInfo info_;

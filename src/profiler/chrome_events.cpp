@@ -182,7 +182,8 @@ void RankEvents::kernel(const Kernel& k, int64_t tid) {
       if (device.id != k.device || device.sm_count <= 0 || device.warp_size <= 0) continue;
       const double blocks = double(k.grid[0]) * k.grid[1] * k.grid[2] / device.sm_count;
       args.real("blocks per SM", blocks);
-      args.real("warps per SM", blocks * ((double(k.block[0]) * k.block[1] * k.block[2] + device.warp_size - 1) / device.warp_size));
+      const int64_t threads = int64_t{k.block[0]} * k.block[1] * k.block[2];
+      args.real("warps per SM", blocks * static_cast<double>((threads + device.warp_size - 1) / device.warp_size));
     }
     append_triple(args.key("grid"), k.grid);
     append_triple(args.key("block"), k.block);
