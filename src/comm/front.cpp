@@ -1,5 +1,6 @@
 #include "comm/front.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/enforce.h"
