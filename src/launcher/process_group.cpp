@@ -1,5 +1,6 @@
 #include "launcher/process_group.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,7 +54,7 @@ void ProcessGroup::start_all(const Attempt& attempt) {
 
 void ProcessGroup::start(const Attempt& attempt, int local_rank) {
   const int number = options_.first_rank() + local_rank;
-  const std::string prefix = "[" + std::to_string(number) + "] ";
+  const std::string prefix = fmt::format("[{}] ", number);
   const std::string error_file = error_folder_ + "/rank" + std::to_string(number) + ".json";
   const auto inherited = inherited_variables();
   const auto environment =
