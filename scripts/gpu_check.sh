@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: builds with CUDA, runs the GPU tests (one rank, then several NCCL ranks on the one GPU), memcheck on
-# a short run, and times minillm beside PyTorch FSDP2 in the same run. Ends with a short table. Full logs in OUT (default gpu-out/).
+# a short run, and times minillm beside PyTorch FSDP2 in the same run. Ends with a short table; the status is non-zero if a row
+# failed. Full logs in OUT (default gpu-out/).
 # Parts: build tests sanitizer host speed (default: all). Usage: scripts/gpu_check.sh [PART…]
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -55,3 +56,4 @@ if has speed; then
   grep -h step_ms "$OUT"/peer*.log
 fi
 printf '%s\n' "${table[@]}" | tee "$OUT/table.txt"
+! grep -q 'FAILED' "$OUT/table.txt"

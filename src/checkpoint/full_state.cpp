@@ -38,7 +38,7 @@ std::exception_ptr gather_and_write(const ModelTensors& tensors, SafetensorsWrit
     if (writer == nullptr || failure) continue;
     try {
       writer->write(i, bytes_of(full.cpu().contiguous()));
-    } catch (const CheckpointError&) {
+    } catch (const std::exception&) {  // also a lack of memory for the copy: the others still wait for this rank's part
       failure = std::current_exception();
     }
   }
