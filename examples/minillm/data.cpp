@@ -90,6 +90,7 @@ Loader::~Loader() {
 }
 
 Batch Loader::next() {
+  const fsdpp::trace::Scope scope(fsdpp::trace::Kind::Loader, "next micro-batch");
   Batch batch;
   {
     std::unique_lock lock(queue_->mutex);

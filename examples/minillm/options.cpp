@@ -67,6 +67,7 @@ void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--init", o.init, "Weights to start from, safetensors");
   app.add_option("--save-full", o.save_full, "Where to write all weights at the end, safetensors");
   app.add_option("--metrics", o.metrics, "Where to write one JSON object for each step");
+  app.add_option("--profile", o.profile, "Folder for trace, table and report of three steps");
   app.add_option("--log-every", o.log_every, "Print every so many steps")->check(whole_from(1))->capture_default_str();
 }
 

@@ -29,7 +29,7 @@ struct Options {
   std::vector<std::string> data;  // empty and not synthetic: LibTorch's headers
   std::optional<uint64_t> shuffle;
 
-  std::string init, save_full, metrics;  // empty: none
+  std::string init, save_full, metrics, profile;  // empty: none
   int64_t log_every = 1;
 
   bool dry_run = false;

@@ -63,6 +63,12 @@ void shard_model(MiniLLM& model, const Options& options, const Place& place) {
   fsdpp::fully_shard(model, place.mesh, how);
 }
 
+bool can_hold_file(const std::string& path) {
+  auto folder = std::filesystem::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  return std::filesystem::is_directory(folder) && ::access(folder.c_str(), W_OK) == 0;
+}
+
 /// One number reduced over the ranks.
 at::Tensor reduce(const Place& place, at::Tensor value, fsdpp::comm::ReduceOp op) {
   if (place.world_size == 1) return value;
@@ -87,11 +93,13 @@ Place find_place(const Options& options) {
 }
 
 void check_outputs(const Options& options, const Place& place) {
-  if (place.rank != 0 || options.save_full.empty()) return;
-  auto folder = std::filesystem::path(options.save_full).parent_path();
-  if (folder.empty()) folder = ".";
-  if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK) != 0)
-    throw fsdpp::ConfigError(text("--save-full ", options.save_full, ": ", folder, " is not a folder that can be written to"));
+  for (const auto& [flag, path] : {std::pair("--save-full", options.save_full), std::pair("--metrics", options.metrics)}) {
+    const bool bad = place.rank == 0 && !path.empty() && !can_hold_file(path);
+    const auto anywhere = reduce(place, at::full({1}, int64_t{bad}, at::TensorOptions().dtype(at::kLong).device(place.device)),
+                                 fsdpp::comm::ReduceOp::Max);
+    if (anywhere.item<int64_t>() != 0)
+      throw fsdpp::ConfigError(text(flag, " ", path, ": rank 0 can't make a file there: its folder does not exist or is not writable"));
+  }
 }
 
 MiniLLM build_model(const Options& options, const Place& place) {
@@ -119,7 +127,8 @@ Trainer::Trainer(const Options& options, Place place)
       optimizer_(*model_, {.lr = options.lr, .eps = options.adam_eps}),
       loader_(make_batches(options, place_), {options.batch, options.seq, place_.rank, place_.world_size},
               options.steps * options.grad_accum, place_.device),
-      report_(report_options()) {}
+      report_(report_options()),
+      profile_(options, place_) {}
 
 ReportOptions Trainer::report_options() const {
   return {.enabled = place_.rank == 0,
@@ -170,6 +179,7 @@ void Trainer::run() {
   report_.line(text("MiniLLM: ", parameter_count(options_.model), " parameters on ", place_.world_size,
                     place_.world_size == 1 ? " rank, " : " ranks, ", options_.cuda ? "CUDA, " : "CPU, ",
                     options_.precision == Precision::BF16 ? "bf16" : "fp32", place_.mesh ? "" : ", not sharded"));
+  profile_.start();
   auto start = Clock::now();
   int64_t steps_since = 0;
   for (int64_t step = 0; step < options_.steps; ++step) {
@@ -177,6 +187,7 @@ void Trainer::run() {
     auto loss_sum = accumulate_gradients();
     const auto norm = clip_gradients();
     optimizer_.step();
+    profile_.step();
     ++steps_since;
     if (!report_.wants(step)) continue;
     synchronize(place_.device);
@@ -187,6 +198,7 @@ void Trainer::run() {
     start = Clock::now();
   }
   report_.summary();
+  if (const auto said = profile_.finish(); !said.empty()) report_.line(said);
   if (!options_.save_full.empty()) fsdpp::checkpoint::save_full(*model_, options_.save_full);
 }
 

@@ -3,27 +3,20 @@
 #include <optional>
 
 #include "data.h"
-#include "fsdpp/comm/mesh.h"
 #include "fsdpp/optim/adamw.h"
 #include "model.h"
 #include "options.h"
+#include "place.h"
+#include "profile.h"
 #include "report.h"
 
 namespace minillm {
 
-/// Where a process trains: alone, or as one rank of a mesh.
-struct Place {
-  std::shared_ptr<fsdpp::comm::Mesh> mesh;  ///< null: unsharded, in one process
-  c10::Device device = c10::kCPU;
-  int rank = 0;
-  int world_size = 1;
-};
-
 /// Joins the launcher's ranks, or with --no-shard checks that there is one process. Collective.
 [[nodiscard]] Place find_place(const Options& options);
 
-/// On rank 0 throws fsdpp::ConfigError if --save-full names a place where no file can be made: known now rather than after
-/// the training.
+/// Throws fsdpp::ConfigError on every rank if --save-full or --metrics names a place where rank 0 can't make a file: known now
+/// rather than after the training. Collective.
 void check_outputs(const Options& options, const Place& place);
 
 /// The model with its initial weights (from --init, else from --seed, the same on every rank), on the device, sharded if the
@@ -55,6 +48,7 @@ class Trainer {
   fsdpp::optim::AdamW optimizer_;
   Loader loader_;
   Report report_;
+  Profile profile_;
 };
 
 }  // namespace minillm

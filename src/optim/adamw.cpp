@@ -1,4 +1,5 @@
 #include "fsdpp/optim/adamw.h"
+#include "fsdpp/trace/scope.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -175,6 +176,7 @@ AdamW::AdamW(const torch::nn::Module& model, AdamWOptions options)
 AdamW::~AdamW() = default;
 
 void AdamW::step(double grad_scale) {
+  const trace::Scope scope(trace::Kind::Optimizer, "AdamW");
   const at::NoGradGuard no_grad;
   const std::vector<Update> updates = impl_->checked_updates();
   impl_->allocate_missing(updates);

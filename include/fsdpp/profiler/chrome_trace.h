@@ -46,7 +46,15 @@ struct ClockOffset {
 /// Collects every rank's bytes on rank 0, in order; elsewhere an empty vector. Collective.
 using Gather = std::function<std::vector<std::string>(const std::string& mine)>;
 
-/// Collective: rank 0 writes `path` with all ranks' records, gathered by `gather`; no shared disk is needed.
+/// Collective: on rank 0 all ranks' records by rank, with align_clocks() done; elsewhere nothing. No shared disk is needed.
+/// Throws Error if `gather` brought another number of ranks than world_size.
+[[nodiscard]] FSDPP_API std::vector<Trace> gather_traces(const Trace& mine, const Gather& gather);
+
+/// Sets clock_offset_ns of ranks on other hosts than the first trace's, where it is 0, so that collectives of both end
+/// together: the median over those that they share. Nothing in common: stays 0.
+FSDPP_API void align_clocks(std::span<Trace> ranks);
+
+/// Collective: rank 0 writes `path` with all ranks' records.
 FSDPP_API void export_merged_chrome_trace(const std::string& path, const Trace& mine, const Gather& gather);
 
 /// By how much the ranks' ends of one collective differ at most, over all collectives of the traces: what clocks leave

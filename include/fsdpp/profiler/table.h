@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fsdpp/base/export.h"
@@ -43,7 +44,8 @@ class FSDPP_API KeyAverages {
   [[nodiscard]] std::string csv(std::string_view sort_by = "cuda_time_total") const;
 
   [[nodiscard]] std::vector<Average> sorted(std::string_view sort_by) const;
-  [[nodiscard]] const std::vector<Average>& rows() const noexcept { return rows_; }
+  [[nodiscard]] const std::vector<Average>& rows() const& noexcept { return rows_; }
+  [[nodiscard]] std::vector<Average> rows() && noexcept { return std::move(rows_); }  ///< `for (… : key_averages(t).rows())`
   [[nodiscard]] int64_t cpu_time_ns() const noexcept { return cpu_time_ns_; }    ///< sum of self times
   [[nodiscard]] int64_t cuda_time_ns() const noexcept { return cuda_time_ns_; }  ///< each kernel and copy once
 

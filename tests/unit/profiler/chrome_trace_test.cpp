@@ -391,6 +391,22 @@ TEST(Merge, ClockSamplesThenTheShortestRoundTripDecides) {
   EXPECT_THROW((void)estimate_clock_offset({}), UsageError);
 }
 
+TEST(Merge, OtherHostsThenClocksByTheMedianOfSharedCollectives) {
+  std::vector<Trace> ranks{empty_trace(0), empty_trace(1), empty_trace(2), empty_trace(3)};
+  ranks[0].host = ranks[1].host = "a";
+  ranks[2].host = ranks[3].host = "b";
+  for (int64_t i = 0; i < 5; ++i) {
+    ranks[0].collectives.push_back(collective(0, 1000 * i, i));
+    ranks[1].collectives.push_back(collective(0, 1000 * i + 7, i));
+    ranks[2].collectives.push_back(collective(0, 1000 * i + 50'000 + (i == 4 ? 900 : i), i));  // one late
+  }
+  align_clocks(ranks);
+  EXPECT_EQ(ranks[1].clock_offset_ns, 0);  // the same host, the same clock
+  EXPECT_EQ(ranks[2].clock_offset_ns, -50'002);
+  EXPECT_EQ(ranks[3].clock_offset_ns, 0);  // nothing in common
+  align_clocks({});
+}
+
 TEST(Merge, SkewThenTheWorstCollective) {
   std::vector<Trace> ranks{empty_trace(0), empty_trace(1)};
   ranks[0].collectives = {collective(0, 100, 0), collective(0, 500, 1), collective(0, 9000, 2)};
