@@ -151,7 +151,7 @@ Analysis analyse(const Trace& trace) {
   out.queue = launch_queue(trace, out.device, out.window);
   out.loader = loader_wait(trace, out.window);
   out.steps = step_times(trace, out.activities);
-  out.kernels = top_kernels(trace, out.device, out.window);
+  out.kernels = top_kernels(trace, out.device, out.window, 0);
   out.memory = memory_timeline(trace, out.device);
   return out;
 }

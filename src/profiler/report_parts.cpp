@@ -115,8 +115,9 @@ Json audit_json(const Trace& trace) {
 }
 
 Json kernels_json(std::span<const KernelLight> kernels, const Analysis& analysis, const Ceilings& ceilings) {
+  constexpr size_t kTop = 20;
   Json out = Json::array();
-  for (size_t i = 0; i < kernels.size(); ++i) {
+  for (size_t i = 0; i < std::min(kernels.size(), kTop); ++i) {
     const KernelLight& k = kernels[i];
     const Verdict v = judge(k);
     const KernelSummary& s = analysis.kernels[i];

@@ -6,12 +6,14 @@
 namespace fsdpp::profiler {
 namespace {
 
-/// FLOPs and bytes of operators, shared among the kernels that each launched by their times.
+/// FLOPs and bytes of operators, shared among the compute kernels that each launched by their times.
 struct Model {
   std::unordered_map<int, double> kernel_time_of_op;
 
-  explicit Model(const Trace& trace) {
-    for (const Kernel& k : trace.kernels) {
+  Model(const Trace& trace, const Analysis& analysis) {
+    for (const Work& w : analysis.activities) {
+      if (w.kernel < 0 || w.kind != Work::Kind::Compute) continue;
+      const Kernel& k = trace.kernels[static_cast<size_t>(w.kernel)];
       if (k.op >= 0) kernel_time_of_op[k.op] += static_cast<double>(k.end_ns - k.start_ns);
     }
   }
@@ -78,9 +80,9 @@ std::unordered_map<std::string, Gathered> gather(const Trace& trace, const Analy
     light.communication = row.communication;
     if (row.example >= 0) add_example(light, trace, trace.kernels[static_cast<size_t>(row.example)]);
   }
-  const Model model(trace);
+  const Model model(trace, analysis);
   for (const Work& w : analysis.activities) {
-    if (w.kernel < 0) continue;
+    if (w.kernel < 0 || w.kind != Work::Kind::Compute) continue;
     const Kernel& k = trace.kernels[static_cast<size_t>(w.kernel)];
     if (const auto it = out.find(k.name); it != out.end()) add_occurrence(it->second, trace, k, model);
   }

@@ -204,7 +204,7 @@ struct Analysis {
   LaunchQueue queue;
   LoaderWait loader;
   std::vector<StepTime> steps;
-  std::vector<KernelSummary> kernels;
+  std::vector<KernelSummary> kernels;  ///< all of them
   MemoryTimeline memory;
 };
 [[nodiscard]] FSDPP_API Analysis analyse(const Trace& trace);

@@ -30,7 +30,7 @@ struct ReportOptions {
 ///   stragglers [{label, op, calls, wait_ms, rank}],
 ///   ranks [{rank, host, device, source {label, text}, window_ms, split {compute_ms, exposed_ms, copy_ms, idle_ms,
 ///     communication_ms, overlap}, idle {cause: ms}, units [{unit, calls, bytes, total_ms, exposed_ms, exposed_by_op}],
-///     steps [...], kernels [{name, ..., source, bound, fix, roofline}], gaps, queue, loader, memory, timeline, audit}].
+///     steps [...], kernels (the 20 with the most time) [{name, ..., source, bound, fix, roofline}], gaps, queue, loader, memory, timeline, audit}].
 /// Any bytes may be in names; what is not UTF-8 becomes U+FFFD. Throws UsageError without ranks.
 [[nodiscard]] FSDPP_API std::string report_json(std::span<const Trace> ranks, const ReportOptions& options = {});
 

@@ -182,7 +182,7 @@ struct Counters {
   CountersByKernel by_kernel;
 };
 
-/// Every kernel of the analysis' top list: counters where there are any, else the model (FLOPs and bytes of the operators
+/// Every kernel of the analysis, in its order: counters where there are any, else the model (FLOPs and bytes of the operators
 /// against `ceilings`), else time only. `ranks` are for waits of collectives.
 [[nodiscard]] FSDPP_API std::vector<KernelLight> speed_of_light(const Trace& trace, const Analysis& analysis,
                                                                 const Ceilings& ceilings, const Counters& counters = {},

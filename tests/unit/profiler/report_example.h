@@ -44,6 +44,7 @@ class Example {
     o.shapes = shapes;
     o.dtypes = "['c10::BFloat16', 'c10::BFloat16']";
     o.flops = flops;
+    o.id = static_cast<uint64_t>(index) + 1;
     return index;
   }
   void layer(int i, int64_t launch, bool backward) {
@@ -52,7 +53,7 @@ class Example {
     kernel("nvjet_tst_128x256_64x4_2x1_v_bz_NNT", at_, (backward ? 560 : 370) * kUs, mm, launch, 2048);
     kernel("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int, ...)", at_, 105 * kUs,
            add, launch + 30 * kUs, 65536);
-    kernel("flash_fwd_kernel</script><script>alert(1)</script>", at_, 90 * kUs, -1, launch + 40 * kUs, 96);
+    kernel("flash_fwd_kernel</script><script>alert(1)</script>", at_, 90 * kUs, -1, launch + 60 * kUs, 96);
     const std::string unit = "layers." + std::to_string(i);
     if (backward) {
       const int64_t reduced = std::max(reduce_free_, at_);
@@ -102,7 +103,7 @@ class Example {
   }
   void memory(int64_t time, uint64_t address, int64_t bytes, MemoryEvent::Category category, bool again) {
     if (again) return;
-    schedule_.memory(time, address, bytes, category, static_cast<int>(address < 50 ? -1 : 0));
+    schedule_.memory(time, address, bytes, category, -1);
   }
 
   Schedule schedule_;
