@@ -1,5 +1,7 @@
 #include "fsdpp/api/fully_shard.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -43,9 +45,10 @@ struct Collected {
   std::vector<std::shared_ptr<Unit>> borrowed;  ///< units elsewhere that manage a tied parameter
 };
 
-Collected collect(const std::vector<ModulePtr>& modules, c10::Device device) {
+Collected collect(const std::vector<ModulePtr>& modules, c10::Device device, const std::vector<at::Tensor>& ignored) {
   Collected result;
   std::unordered_set<const c10::TensorImpl*> seen;
+  for (auto& p : ignored) seen.insert(p.unsafeGetTensorImpl());
   for (auto& m : modules)
     for (auto& p : m->named_parameters(true)) {
       if (!p.value().defined() || !seen.insert(p.value().unsafeGetTensorImpl()).second) continue;
@@ -59,12 +62,25 @@ Collected collect(const std::vector<ModulePtr>& modules, c10::Device device) {
   return result;
 }
 
+// Parameters, and buffers of the modules that no nested unit has already made equal.
+void sync_from_rank0(const std::vector<ModulePtr>& modules, const Collected& collected, comm::Mesh& mesh) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors;
+  for (auto& p : collected.own) tensors.push_back(p.handle.detach());
+  for (auto& m : modules)
+    for (auto& inner : m->modules(true))
+      if (inner == m || !engine::find_unit(inner.get()))
+        for (auto& b : inner->buffers(false)) tensors.push_back(b);
+  engine::broadcast_from_rank0(mesh, tensors);
+}
+
 }  // namespace
 
 UnitHandle fully_shard(const std::vector<ModulePtr>& modules, std::shared_ptr<comm::Mesh> mesh, const FullyShardOptions& options) {
   FSDPP_ENFORCE(mesh != nullptr, UsageError, "fully_shard got no mesh. Try: Mesh::shard(World::init()).");
   check_modules(modules);
-  auto collected = collect(modules, mesh->device());
+  auto collected = collect(modules, mesh->device(), options.ignored_params);
+  if (options.sync_from_rank0.value_or(mesh->replicate_size() > 1)) sync_from_rank0(modules, collected, *mesh);
   auto unit = std::make_shared<Unit>(std::vector<std::weak_ptr<torch::nn::Module>>(modules.begin(), modules.end()), collected.own,
                                      std::move(mesh), options);
   std::sort(collected.borrowed.begin(), collected.borrowed.end());

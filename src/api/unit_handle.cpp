@@ -67,8 +67,33 @@ bool UnitHandle::is_sharded() const {
 void UnitHandle::set_requires_gradient_sync(bool value, bool recurse) const {
   for_each_unit(unit_, recurse, [&](Unit& u) { u.set_requires_gradient_sync(value); });
 }
-void UnitHandle::set_reshard_after_forward(bool value, bool recurse) const {
+void UnitHandle::set_requires_all_reduce(bool value, bool recurse) const {
+  for_each_unit(unit_, recurse, [&](Unit& u) { u.set_requires_all_reduce(value); });
+}
+void UnitHandle::set_reshard_after_forward(ReshardAfterForward value, bool recurse) const {
   for_each_unit(unit_, recurse, [&](Unit& u) { u.set_reshard_after_forward(value); });
+}
+void UnitHandle::set_unshard_in_backward(bool value) const { lock(unit_)->set_unshard_in_backward(value); }
+void UnitHandle::set_reduce_scatter_unused_params(bool value, bool recurse) const {
+  for_each_unit(unit_, recurse, [&](Unit& u) { u.set_reduce_unused_params(value); });
+}
+void UnitHandle::set_gradient_divide_factor(double factor, bool recurse) const {
+  for_each_unit(unit_, recurse, [&](Unit& u) { u.set_gradient_divide_factor(factor); });
+}
+void UnitHandle::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) const { lock(unit_)->set_reduced_hook(std::move(hook)); }
+void UnitHandle::set_modules_to_forward_prefetch(const std::vector<UnitHandle>& units) const {
+  lock(unit_)->set_forward_prefetch(references(units));
+}
+void UnitHandle::set_modules_to_backward_prefetch(const std::vector<UnitHandle>& units) const {
+  lock(unit_)->set_backward_prefetch(references(units));
+}
+void UnitHandle::set_post_optim_event(cuda::Event event) const { lock(unit_)->context().set_post_optim_event(std::move(event)); }
+void UnitHandle::reset_iter_state() const { lock(unit_)->context().reset_iteration(); }
+
+std::vector<std::weak_ptr<engine::Unit>> UnitHandle::references(const std::vector<UnitHandle>& units) {
+  std::vector<std::weak_ptr<engine::Unit>> result;
+  for (auto& u : units) result.push_back(u.unit_);
+  return result;
 }
 void UnitHandle::set_reshard_after_backward(bool value, bool recurse) const {
   for_each_unit(unit_, recurse, [&](Unit& u) { u.set_reshard_after_backward(value); });
@@ -95,7 +120,7 @@ std::vector<UnitHandle> units(const torch::nn::Module& module) {
 
 MemoryFormula memory_formula(const torch::nn::Module& module, bool accumulates) {
   std::vector<UnitMemory> memory;
-  for (auto& u : units_below(module)) memory.push_back(u->memory());
+  for (auto& u : units_below(module)) memory.push_back(u->memory(/*as_root=*/u->manages(&module)));
   return memory_formula(memory, accumulates);
 }
 

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <thread>
+#include <cstring>
 #include <vector>
 
 #include "cuda/check.h"
@@ -45,6 +46,11 @@ void StreamView::wait(StreamView other) const {
 
 void StreamView::synchronize() const {
   if (is_cuda()) FSDPP_CUDA_CHECK(cudaStreamSynchronize(handle_));
+}
+
+void StreamView::copy(void* dst, const void* src, int64_t bytes) const {
+  if (!is_cuda()) return static_cast<void>(std::memcpy(dst, src, static_cast<size_t>(bytes)));
+  FSDPP_CUDA_CHECK(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDefault, handle_));
 }
 
 void StreamView::sleep(double milliseconds) const {

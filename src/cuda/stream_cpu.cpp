@@ -1,5 +1,6 @@
 // The build without CUDA: views, guards and events of the CPU do nothing, anything else is an error.
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "base/enforce.h"
@@ -26,6 +27,10 @@ void StreamView::wait(StreamView other) const {
   expect_cpu(other, "StreamView::wait");
 }
 void StreamView::synchronize() const { expect_cpu(*this, "StreamView::synchronize"); }
+void StreamView::copy(void* dst, const void* src, int64_t bytes) const {
+  expect_cpu(*this, "StreamView::copy");
+  std::memcpy(dst, src, static_cast<size_t>(bytes));
+}
 void StreamView::sleep(double milliseconds) const {
   expect_cpu(*this, "StreamView::sleep");
   std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -35,9 +36,10 @@ std::shared_ptr<CommContext> CommContext::of(const std::shared_ptr<comm::Mesh>& 
 
 CommContext::CommContext(std::shared_ptr<comm::Mesh> mesh)
     : mesh_(std::move(mesh)), gathered_pool_(mesh_->device()), gradient_pool_(mesh_->device()) {
-  if (!on_wire()) return;
-  gather_stream_ = cuda::Stream(mesh_->device(), cuda::Stream::Priority::High);
-  reduce_stream_ = cuda::Stream(mesh_->device(), cuda::Stream::Priority::High);
+  auto make = [&] { return cuda::Stream(mesh_->device(), cuda::Stream::Priority::High); };
+  if (on_wire()) gather_stream_ = make();
+  if (reduces_on_wire()) reduce_stream_ = make();
+  if (mesh_->replicate_size() > 1) all_reduce_stream_ = make();
 }
 
 bool CommContext::enter_forward(Unit& unit) {
@@ -54,18 +56,33 @@ void CommContext::leave_forward(Unit&) {
   if (--forward_depth_ == 0 && torch::autograd::get_current_graph_task_id() < 0) drop_unused_gathers();
 }
 
-void CommContext::begin_iteration() {
-  // A backward that is registered now ended by an exception.
+void CommContext::reset_iteration() {
   for (auto& [task, units] : std::exchange(running_backwards_, {}))
     for (auto& unit : units) unit->abandon_backward();
+  drop_unused_gathers();
+  reshard_later_.clear();
+  wait_reduces();
+}
+
+void CommContext::begin_iteration() {
+  if (!running_backwards_.empty()) reset_iteration();  // a backward that is registered now ended by an exception
   if (!forward_order_.empty()) last_forward_order_ = std::exchange(forward_order_, {});
   if (post_forward_order_.size() > kLongestOrder) post_forward_order_.clear();
-  if (on_wire()) gather_stream_.view().wait(compute_stream());
+  if (!on_wire()) return;
+  if (auto event = std::exchange(post_optim_event_, std::nullopt))
+    gather_stream_.view().wait(*event);
+  else
+    gather_stream_.view().wait(compute_stream());
 }
 
 void CommContext::record_forward_use(const std::shared_ptr<Unit>& unit) {
   size_t i = forward_order_.size();
   forward_order_.push_back(unit);
+  if (auto& explicit_list = unit->forward_prefetch(); !explicit_list.empty()) {
+    for (auto& weak : explicit_list)
+      if (auto next = weak.lock()) gather_ahead(next, true);
+    return;
+  }
   if (i + 1 < last_forward_order_.size() && same(last_forward_order_[i], unit))
     if (auto next = last_forward_order_[i + 1].lock()) gather_ahead(next, true);
 }
@@ -77,6 +94,7 @@ int64_t CommContext::record_post_forward(const std::shared_ptr<Unit>& unit) {
 
 void CommContext::gather_ahead(const std::shared_ptr<Unit>& unit, bool forward) {
   if (!on_wire() || unit->state() != UnitState::Sharded) return;
+  if (!forward && !unit->unshards_in_backward()) return;
   unit->gather(forward ? GatherReason::Forward : GatherReason::Backward);
   gathered_ahead_.push_back(unit);
 }
@@ -96,6 +114,11 @@ void CommContext::touch(const std::shared_ptr<Unit>& unit) {
 }
 
 void CommContext::prefetch_backward(const Unit& unit) {
+  if (auto& explicit_list = unit.backward_prefetch(); !explicit_list.empty()) {
+    for (auto& weak : explicit_list)
+      if (auto next = weak.lock(); next && !next->in_backward()) gather_ahead(next, false);
+    return;
+  }
   for (int64_t i = unit.post_forward_index() - 1; i >= 0; --i) {
     auto previous = post_forward_order_[static_cast<size_t>(i)].lock();
     if (!previous || previous.get() == &unit) continue;
@@ -122,6 +145,7 @@ void CommContext::drain_reduces(size_t in_flight) {
 void CommContext::wait_reduces() {
   drain_reduces(0);
   compute_stream().wait(reduce_stream());
+  compute_stream().wait(all_reduce_stream());
 }
 
 void CommContext::reshard_deferred(const Unit* except) {
@@ -133,6 +157,21 @@ void CommContext::reshard_deferred(const Unit* except) {
   });
 }
 
+void CommContext::note_unused_reducer(const std::shared_ptr<Unit>& unit) {
+  for (auto& known : unused_reducers_)
+    if (same(known, unit)) return;
+  unused_reducers_.push_back(unit);
+}
+
+void CommContext::join_unused(std::vector<std::shared_ptr<Unit>>& units) {
+  for (auto& weak : unused_reducers_) {
+    auto unit = weak.lock();
+    if (!unit || !unit->reduces_unused() || std::find(units.begin(), units.end(), unit) != units.end()) continue;
+    unit->join_backward_unused();
+    units.push_back(unit);
+  }
+}
+
 void CommContext::finish_backward(int task) {
   auto node = running_backwards_.extract(task);
   if (node.empty()) return;
@@ -142,6 +181,7 @@ void CommContext::finish_backward(int task) {
     outer.insert(outer.end(), node.mapped().begin(), node.mapped().end());
     return;
   }
+  join_unused(node.mapped());
   reshard_deferred(nullptr);
   drop_unused_gathers();
   if (is_last_backward_) {

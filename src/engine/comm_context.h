@@ -2,8 +2,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "engine/slot_pool.h"
 #include "fsdpp/comm/mesh.h"
@@ -34,10 +37,13 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
 
   [[nodiscard]] comm::Mesh& mesh() const noexcept { return *mesh_; }
   [[nodiscard]] const std::shared_ptr<comm::Mesh>& mesh_ptr() const noexcept { return mesh_; }
+  /// Whether gathers, and whether reductions, involve other ranks.
   [[nodiscard]] bool on_wire() const noexcept { return mesh_->shard_size() > 1; }
+  [[nodiscard]] bool reduces_on_wire() const noexcept { return on_wire() || mesh_->replicate_size() > 1; }
   [[nodiscard]] cuda::StreamView compute_stream() const { return cuda::current_stream(mesh_->device()); }
   [[nodiscard]] cuda::StreamView gather_stream() const { return on_wire() ? gather_stream_.view() : compute_stream(); }
-  [[nodiscard]] cuda::StreamView reduce_stream() const { return on_wire() ? reduce_stream_.view() : compute_stream(); }
+  [[nodiscard]] cuda::StreamView reduce_stream() const { return reduces_on_wire() ? reduce_stream_.view() : compute_stream(); }
+  [[nodiscard]] cuda::StreamView all_reduce_stream() const { return mesh_->replicate_size() > 1 ? all_reduce_stream_.view() : reduce_stream(); }
   [[nodiscard]] SlotPool& gathered_pool() noexcept { return gathered_pool_; }
   [[nodiscard]] SlotPool& gradient_pool() noexcept { return gradient_pool_; }
 
@@ -55,6 +61,8 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void touch(const std::shared_ptr<Unit>& unit);
   /// Gathers ahead the unit used before `unit` in forward.
   void prefetch_backward(const Unit& unit);
+  /// Remembers a unit whose unused parameters may have to be reduced as zeros.
+  void note_unused_reducer(const std::shared_ptr<Unit>& unit);
   /// A reduction was issued; `finish` moves the result to its place once it is complete.
   void push_reduce(comm::Ticket ticket, std::function<void()> finish);
   /// Completes reductions until at most `in_flight` remain (CPU: blocks for each; CUDA: they complete in stream order).
@@ -66,11 +74,16 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void reshard_deferred(const Unit* except);
   [[nodiscard]] bool is_last_backward() const noexcept { return is_last_backward_; }
   void set_is_last_backward(bool value) noexcept { is_last_backward_ = value; }
+  /// The next iteration's gathers wait for `event` in place of the current stream. One-shot.
+  void set_post_optim_event(cuda::Event event) { post_optim_event_ = std::move(event); }
+  /// Abandons what a backward that ended by an exception left behind.
+  void reset_iteration();
 
  private:
   void begin_iteration();
   void gather_ahead(const std::shared_ptr<Unit>& unit, bool forward);
   void drop_unused_gathers();
+  void join_unused(std::vector<std::shared_ptr<Unit>>& units);
   void finish_backward(int task);
 
   struct PendingReduce {
@@ -79,15 +92,19 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   };
 
   std::shared_ptr<comm::Mesh> mesh_;
-  cuda::Stream gather_stream_, reduce_stream_;
+  std::optional<cuda::Event> post_optim_event_;
+  cuda::Stream gather_stream_, reduce_stream_, all_reduce_stream_;
   SlotPool gathered_pool_, gradient_pool_;
   int forward_depth_ = 0;
   bool is_last_backward_ = true;
   std::vector<std::weak_ptr<Unit>> forward_order_, last_forward_order_, post_forward_order_;
   std::map<int, std::vector<std::shared_ptr<Unit>>> running_backwards_;  ///< by autograd's graph task
-  std::vector<std::weak_ptr<Unit>> gathered_ahead_, reshard_later_;
+  std::vector<std::weak_ptr<Unit>> gathered_ahead_, reshard_later_, unused_reducers_;
   std::vector<PendingReduce> reduces_;
 };
+
+/// Gives every rank of the mesh the values of `tensors` on its rank 0. Collective over the mesh.
+void broadcast_from_rank0(comm::Mesh& mesh, const std::vector<at::Tensor>& tensors);
 
 /// Compares the description of the model's units across ranks. Collective over the mesh. Throws UsageError on every rank,
 /// naming the first difference, when they are not equal.

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -85,8 +86,8 @@ FlatBuffer::FlatBuffer(const Config& config, std::vector<at::Tensor> handles, st
   plan_ = shard::make_plan(shapes, plan_options(config));
   gaps_ = find_gaps(plan_);
   aliased_ = config.world_size == 1 && config.dtype == config.gathered_dtype;
-  pre_scale_ = pre_scale_for(config.reduce_dtype, config.world_size);
-  post_scale_ = 1.0 / config.world_size / pre_scale_;
+  pre_scale_ = pre_scale_for(config.reduce_dtype, config.world_size * config.replicate_size);
+  set_divide_factor(config.world_size * config.replicate_size);
   params_.resize(handles.size());
   with_grad_.assign(handles.size(), false);
   for (size_t i = 0; i < handles.size(); ++i) {
@@ -186,6 +187,13 @@ bool FlatBuffer::has_unsharded_grads() const noexcept {
   return std::any_of(params_.begin(), params_.end(), [](auto& p) { return p.unsharded_grad.defined(); });
 }
 
+bool FlatBuffer::trains() const noexcept {
+  return std::any_of(params_.begin(), params_.end(), [](auto& p) {
+    auto h = p.handle();
+    return h.defined() && h.requires_grad();
+  });
+}
+
 void FlatBuffer::pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, bool accumulate, cuda::StreamView stream) {
   std::vector<at::Tensor> keep;
   std::vector<kernels::PackPiece> pieces(accumulate ? std::vector<kernels::PackPiece>{} : gaps_);
@@ -264,16 +272,71 @@ void FlatBuffer::publish_sharded_gradients() {
   sharded_grad_ = at::Tensor();  // from now on the handles' gradients keep it
 }
 
-void FlatBuffer::finish_reduce(SlotPool& pool, cuda::StreamView stream) {
-  bool accumulate = prepare_sharded_gradients(stream);
+char* FlatBuffer::reduced_slice() const noexcept {
+  return at_element(grad_slot_->data(), config_.rank * plan_.slice_numel, config_.reduce_dtype);
+}
+
+comm::Ticket FlatBuffer::all_reduce(comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
+  auto dtype = kernel_dtype(config_.reduce_dtype);
+  if (partial_.defined() && plan_.slice_numel > 0)
+    run_cast({.dst = reduced_slice(), .dst_dtype = dtype, .src = partial_.const_data_ptr(), .src_dtype = dtype,
+              .numel = plan_.slice_numel, .accumulate = true}, stream);
+  partial_ = at::Tensor();
+  comm::Buffer slice{reduced_slice(), plan_.slice_numel, config_.reduce_dtype};
+  return comm.all_reduce(slice, slice, comm::ReduceOp::Sum, stream, info);
+}
+
+void FlatBuffer::keep_partial(SlotPool& pool, cuda::StreamView stream) {
+  auto dtype = kernel_dtype(config_.reduce_dtype);
+  bool first = !partial_.defined();
+  if (first) partial_ = at::empty({plan_.slice_numel}, at::TensorOptions(config_.device).dtype(config_.reduce_dtype));
   if (plan_.slice_numel > 0)
-    run_cast({.dst = sharded_grad_.mutable_data_ptr(), .dst_dtype = kernel_dtype(config_.dtype),
-              .src = at_element(grad_slot_->data(), config_.rank * plan_.slice_numel, config_.reduce_dtype),
-              .src_dtype = kernel_dtype(config_.reduce_dtype), .numel = plan_.slice_numel, .scale = post_scale_,
-              .accumulate = accumulate}, stream);
+    run_cast({.dst = partial_.mutable_data_ptr(), .dst_dtype = dtype, .src = reduced_slice(), .src_dtype = dtype,
+              .numel = plan_.slice_numel, .accumulate = !first}, stream);
+  pool.release(std::exchange(grad_slot_, nullptr), stream);
+}
+
+void FlatBuffer::finish_reduce(SlotPool& pool, cuda::StreamView stream, const ReducedHook& hook) {
+  bool accumulate = prepare_sharded_gradients(stream);
+  auto reduce_dtype = kernel_dtype(config_.reduce_dtype);
+  int64_t n = plan_.slice_numel;
+  double scale = post_scale_;
+  if (hook && n > 0) {
+    run_cast({.dst = reduced_slice(), .dst_dtype = reduce_dtype, .src = reduced_slice(), .src_dtype = reduce_dtype, .numel = n, .scale = scale}, stream);
+    cuda::StreamGuard guard(stream);
+    hook(at::from_blob(reduced_slice(), {n}, at::TensorOptions(config_.device).dtype(config_.reduce_dtype)));
+    scale = 1.0;
+  }
+  if (n > 0)
+    run_cast({.dst = sharded_grad_.mutable_data_ptr(), .dst_dtype = kernel_dtype(config_.dtype), .src = reduced_slice(),
+              .src_dtype = reduce_dtype, .numel = n, .scale = scale, .accumulate = accumulate}, stream);
   pool.release(std::exchange(grad_slot_, nullptr), stream);
   publish_sharded_gradients();
 }
+
+void FlatBuffer::set_divide_factor(double factor) { post_scale_ = 1.0 / factor / pre_scale_; }
+
+void FlatBuffer::use_zeros_for_missing() noexcept {
+  for (size_t i = 0; i < params_.size(); ++i)
+    if (auto h = params_[i].handle(); h.defined() && h.requires_grad()) with_grad_[i] = true;
+}
+
+void FlatBuffer::keep_group_piece(int group, SlotPool& pool, cuda::StreamView stream) {
+  if (aliased_ || !gathered_slot_) return;
+  int64_t piece = gathered_bytes() / group;
+  group_slot_ = pool.acquire(piece, stream);
+  stream.copy(group_slot_->data(), static_cast<char*>(gathered_slot_->data()) + config_.rank % group * piece, piece);
+}
+
+comm::Ticket FlatBuffer::gather_from_group(SlotPool& pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
+  gathered_slot_ = pool.acquire(gathered_bytes(), stream);
+  gathered_->set_data_ptr_noswap(c10::DataPtr(gathered_slot_->data(), config_.device));
+  int64_t total = plan_.total_numel();
+  return comm.all_gather({gathered_slot_->data(), total, config_.gathered_dtype},
+                         {group_slot_->data(), total / comm.size(), config_.gathered_dtype}, stream, info);
+}
+
+void FlatBuffer::drop_group_piece(SlotPool& pool, cuda::StreamView last_user) { pool.release(std::exchange(group_slot_, nullptr), last_user); }
 
 void FlatBuffer::reduce_locally(cuda::StreamView stream) {
   bool accumulate = prepare_sharded_gradients(stream);
@@ -285,6 +348,7 @@ void FlatBuffer::drop_gradients(SlotPool& pool, cuda::StreamView stream) {
   for (auto& p : params_) p.unsharded_grad = at::Tensor();
   with_grad_.assign(params_.size(), false);
   pool.release(std::exchange(grad_slot_, nullptr), stream);
+  partial_ = at::Tensor();
 }
 
 }  // namespace fsdpp::engine

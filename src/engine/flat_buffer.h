@@ -3,6 +3,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,7 +48,8 @@ class FlatBuffer {
  public:
   struct Config {
     c10::Device device = c10::kCPU;
-    int world_size = 1, rank = 0;
+    int world_size = 1, rank = 0;  ///< of the shard axis
+    int replicate_size = 1;
     c10::ScalarType dtype, gathered_dtype, reduce_dtype;
   };
   /// Takes this rank's part of each parameter and points the handles at it; the full originals are freed with their storage.
@@ -79,14 +81,35 @@ class FlatBuffer {
 
   // -- reduce ----------------------------------------------------------------------------------------------------------
   [[nodiscard]] bool has_unsharded_grads() const noexcept;
-  [[nodiscard]] bool has_accumulated() const noexcept { return grad_slot_ != nullptr; }
+  /// Whether a parameter here wants a gradient now.
+  [[nodiscard]] bool trains() const noexcept;
+  [[nodiscard]] bool has_accumulated() const noexcept { return grad_slot_ != nullptr || partial_.defined(); }
+  [[nodiscard]] bool has_gradient_buffer() const noexcept { return grad_slot_ != nullptr; }
   /// Adds the unsharded gradients to the gradient buffer (reduce dtype, padding zero) on `stream`, and drops them.
   void accumulate(SlotPool& pool, cuda::StreamView stream);
   /// Issues the reduce-scatter of the gradient buffer on `stream`, in place.
   comm::Ticket reduce_scatter(comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  /// Issues the all-reduce of the reduced slice among the replicas on `stream`, in place. What keep_partial kept is added first.
+  comm::Ticket all_reduce(comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  /// Adds the reduced slice to what waits for a later all-reduce, on `stream`, and releases the gradient buffer.
+  void keep_partial(SlotPool& pool, cuda::StreamView stream);
+  /// Called with the reduced slice (1-D [slice], reduce dtype, scaled to the mean), current stream `stream`.
+  using ReducedHook = std::function<void(const at::Tensor&)>;
   /// Moves the reduced slice, scaled to the mean, into the sharded gradients (adding to those put aside) on `stream` and
   /// releases the gradient buffer. The tickets must have been waited for.
-  void finish_reduce(SlotPool& pool, cuda::StreamView stream);
+  void finish_reduce(SlotPool& pool, cuda::StreamView stream, const ReducedHook& hook = nullptr);
+  /// Divides gradients by `factor` in place of the number of ranks.
+  void set_divide_factor(double factor);
+  /// Trainable parameters without a gradient of their own get zeros from here on (they are reduced like the others).
+  void use_zeros_for_missing() noexcept;
+
+  // -- resharding to a smaller group -----------------------------------------------------------------------------------
+  /// Keeps this rank's 1/`group` of the gathered buffer (piece rank mod group) in a slot of its own, on `stream`.
+  void keep_group_piece(int group, SlotPool& pool, cuda::StreamView stream);
+  [[nodiscard]] bool has_group_piece() const noexcept { return group_slot_ != nullptr; }
+  /// As gather(), from the pieces that the group's ranks kept. `comm` is the group's.
+  comm::Ticket gather_from_group(SlotPool& pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  void drop_group_piece(SlotPool& pool, cuda::StreamView last_user);
   /// One rank, nothing accumulated: unsharded gradients go straight into the sharded ones on `stream`.
   void reduce_locally(cuda::StreamView stream);
   /// Forgets unsharded and accumulated gradients.
@@ -98,6 +121,7 @@ class FlatBuffer {
   bool prepare_sharded_gradients(cuda::StreamView stream);
   [[nodiscard]] at::Tensor sharded_gradient_buffer() const;
   void publish_sharded_gradients();
+  [[nodiscard]] char* reduced_slice() const noexcept;
   [[nodiscard]] at::Tensor local_view(const at::Tensor& flat, const ParamState& param) const;
 
   Config config_;
@@ -110,6 +134,8 @@ class FlatBuffer {
   c10::intrusive_ptr<c10::StorageImpl> gathered_;     ///< [world · slice], gathered dtype
   SlotPool::Slot* gathered_slot_ = nullptr;
   SlotPool::Slot* grad_slot_ = nullptr;               ///< [world · slice], reduce dtype
+  SlotPool::Slot* group_slot_ = nullptr;              ///< [world · slice / group], gathered dtype
+  at::Tensor partial_;                                ///< 1-D [slice], reduce dtype: reduced, not yet all-reduced
   at::Tensor sharded_grad_;                           ///< 1-D [slice], original dtype; held while being written
   WeakStorage sharded_grad_storage_{c10::intrusive_ptr<c10::StorageImpl>()};  ///< the same afterwards: the gradients own it
   double pre_scale_ = 1.0, post_scale_ = 1.0;         ///< before and after the sum; together 1 / world

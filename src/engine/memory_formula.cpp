@@ -22,10 +22,13 @@ MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates
   for (auto& u : units) {
     m.shards += u.shard_bytes;
     m.sharded_gradients += u.sharded_gradient_bytes;
-    ++gathered[u.gathered_bytes];
+    if (u.keeps_gathered)
+      m.gathered += u.gathered_bytes;
+    else
+      ++gathered[u.gathered_bytes];
     if (u.reduces_on_wire || accumulates) ++gradients[u.gradient_bytes];
   }
-  m.gathered = slot_bytes(gathered, false);
+  m.gathered += slot_bytes(gathered, false);
   m.gradients = slot_bytes(gradients, accumulates);
   return m;
 }

@@ -51,6 +51,21 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 }  // namespace
 
+// First among the replicas of each shard rank, then within each group from its rank 0.
+void broadcast_from_rank0(comm::Mesh& mesh, const std::vector<at::Tensor>& tensors) {
+  auto stream = cuda::current_stream(mesh.device());
+  for (auto* comm : {&mesh.replicate_comm(), &mesh.gather_comm()}) {
+    if (comm->size() == 1) continue;
+    for (auto& t : tensors) {
+      if (t.numel() == 0) continue;
+      auto dense = t.is_contiguous() ? t : t.contiguous();
+      comm::Buffer bytes{dense.mutable_data_ptr(), static_cast<int64_t>(dense.nbytes()), c10::ScalarType::Byte};
+      comm->broadcast(bytes, 0, stream, {.label = "weights of rank 0"}).wait(stream);
+      if (!t.is_contiguous()) t.copy_(dense);
+    }
+  }
+}
+
 void check_same_model(CommContext& context, const std::string& description) {
   if (!context.on_wire()) return;
   auto& mesh = context.mesh();

@@ -5,12 +5,6 @@
 #include <algorithm>
 
 namespace fsdpp::engine {
-namespace {
-
-// A slot may be this much larger than what is asked for, so that units of nearly equal size share slots.
-bool fits(int64_t slot_bytes, int64_t bytes) { return slot_bytes >= bytes && slot_bytes <= bytes + bytes / 4; }
-
-}  // namespace
 
 SlotPool::~SlotPool() {
   try {
@@ -34,7 +28,7 @@ SlotPool::Slot* SlotPool::find_free(int64_t bytes, cuda::StreamView user) {
   Slot* oldest = nullptr;
   int alike = 0;
   for (auto& slot : slots_) {
-    if (!fits(slot->bytes, bytes)) continue;
+    if (slot->bytes != bytes) continue;
     ++alike;
     if (slot->in_use) continue;
     if (slot->freed_on == user) return slot.get();

@@ -30,8 +30,8 @@ class SlotPool {
     [[nodiscard]] void* data() const noexcept { return memory.get(); }
   };
 
-  /// At least `bytes` bytes, 256-byte aligned, for work on `user`, which waits (not the host) for the previous user. Slots stay
-  /// at their address. While fewer than kSlots of about this size exist, a new one is preferred to waiting for a slot that
+  /// `bytes` bytes, 256-byte aligned, for work on `user`, which waits (not the host) for the previous user. Slots stay
+  /// at their address. While fewer than kSlots of this size exist, a new one is preferred to waiting for a slot that
   /// another stream gave back. nullptr for 0 bytes.
   static constexpr int kSlots = 2;
   [[nodiscard]] Slot* acquire(int64_t bytes, cuda::StreamView user);

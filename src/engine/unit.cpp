@@ -1,5 +1,6 @@
 #include "engine/unit.h"
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
@@ -23,6 +24,7 @@ FlatBuffer::Config buffer_config(const comm::Mesh& mesh, const MixedPrecisionPol
   config.device = mesh.device();
   config.world_size = mesh.shard_size();
   config.rank = mesh.shard_rank();
+  config.replicate_size = mesh.replicate_size();
   config.dtype = dtype;
   bool floating = c10::isFloatingType(dtype);
   config.gathered_dtype = floating ? policy.param_dtype.value_or(dtype) : dtype;
@@ -43,6 +45,7 @@ Unit::Unit(std::vector<std::weak_ptr<torch::nn::Module>> modules, const std::vec
     group.first.push_back(p.handle);
     group.second.push_back(p.name);
   }
+  if (options.reshard_after_forward) set_reshard_after_forward(*options.reshard_after_forward);
   std::vector<FlatBuffer::Config> configs;  // all of them first: nothing is changed if one is refused
   for (auto& [key, group] : groups) configs.push_back(buffer_config(*mesh, options.mp_policy, key.first));
   size_t i = 0;
@@ -57,6 +60,7 @@ void Unit::release_memory() {
     if (state_ == UnitState::Gathering) gather_ticket_.wait_host();
     for (auto& b : buffers_) {
       b->free_gathered(context_->gathered_pool(), context_->compute_stream());
+      b->drop_group_piece(context_->gathered_pool(), context_->compute_stream());
       b->drop_gradients(context_->gradient_pool(), context_->compute_stream());
     }
   } catch (...) {  // a failed communicator or device: the pools go with the context
@@ -108,6 +112,17 @@ void Unit::initialise_root() {
   root_initialised_ = true;
 }
 
+void Unit::set_reduce_unused_params(bool value) {
+  reduces_unused_ = value;
+  context_->note_unused_reducer(shared_from_this());
+}
+
+void Unit::set_gradient_divide_factor(double factor) {
+  FSDPP_ENFORCE(factor > 0, ConfigError, "gradient divide factor of unit '{}': expected a positive number, got {}", name_, factor);
+  for (auto& b : buffers_)
+    if (c10::isFloatingType(b->config().dtype)) b->set_divide_factor(factor);
+}
+
 void Unit::set_root_default(bool is_root) { root_default_ = is_root; }
 
 // -- memory and handles --------------------------------------------------------------------------------------------------
@@ -119,22 +134,34 @@ bool Unit::cache_is_current() const {
   return true;
 }
 
+bool Unit::has_group_pieces() const {
+  return std::any_of(buffers_.begin(), buffers_.end(), [](auto& b) { return b->has_group_piece(); });
+}
+
+void Unit::gather_buffers(cuda::StreamView stream, bool from_group) {
+  auto& pool = context_->gathered_pool();
+  auto& comm = from_group ? context_->mesh().subgroup_comm(group_after_forward()) : context_->mesh().gather_comm();
+  comm::OpInfo info{.label = name_.empty() ? std::string_view("root unit, gather") : std::string_view(name_)};
+  auto one = [&](FlatBuffer& b) { return b.has_group_piece() ? b.gather_from_group(pool, comm, stream, info) : b.gather(pool, comm, stream, info); };
+  if (buffers_.size() == 1) {
+    gather_ticket_ = one(*buffers_[0]);
+    return;
+  }
+  comm::Group group(comm);
+  for (auto& b : buffers_) (void)one(*b);
+  gather_ticket_ = group.finish();
+}
+
 void Unit::gather(GatherReason reason) {
   if (state_ == UnitState::Cached && !cache_is_current()) reshard();
   if (state_ != UnitState::Sharded) return;
   trace::Scope scope(trace::Kind::Unshard, name_, memory().gathered_bytes);
   auto stream = context_->gather_stream();
-  if (reason == GatherReason::Explicit) stream.wait(context_->compute_stream());
+  bool from_group = has_group_pieces();
+  if (from_group && !cache_is_current()) drop_group_pieces(), from_group = false;
+  if (reason == GatherReason::Explicit || from_group) stream.wait(context_->compute_stream());
   for (auto& b : buffers_) b->adopt_replaced_handles();
-  auto& comm = context_->mesh().gather_comm();
-  comm::OpInfo info{.label = name_.empty() ? std::string_view("root unit, gather") : std::string_view(name_)};
-  if (buffers_.size() == 1) {
-    gather_ticket_ = buffers_[0]->gather(context_->gathered_pool(), comm, stream, info);
-  } else {
-    comm::Group group(comm);
-    for (auto& b : buffers_) (void)b->gather(context_->gathered_pool(), comm, stream, info);
-    gather_ticket_ = group.finish();
-  }
+  gather_buffers(stream, from_group);
   for (auto& b : buffers_)
     for (auto& p : b->params())
       if (auto h = p.handle(); h.defined()) p.version = h._version();
@@ -144,12 +171,17 @@ void Unit::gather(GatherReason reason) {
   if (reason == GatherReason::Backward) ++stats_.backward_gathers;
 }
 
+void Unit::drop_group_pieces() {
+  for (auto& b : buffers_) b->drop_group_piece(context_->gathered_pool(), context_->gather_stream());
+}
+
 void Unit::show() {
   if (state_ == UnitState::Shown || state_ == UnitState::Sharded) return;
   std::exchange(gather_ticket_, comm::Ticket()).wait(context_->compute_stream());
   for (auto& b : buffers_)
     for (auto& p : b->params())
       if (auto h = p.handle(); h.defined()) point_handle(h, p.gathered_view);
+  drop_group_pieces();
   state_ = UnitState::Shown;
 }
 
@@ -209,6 +241,17 @@ void Unit::pre_forward() {
     if (auto owner = weak.lock()) owner->pre_forward();
 }
 
+int Unit::group_after_forward() const {
+  int group = options_.reshard_after_forward ? options_.reshard_after_forward->group() : root_default_ ? 1 : 0;
+  return group == context_->mesh().shard_size() && group > 1 ? 0 : group;
+}
+
+void Unit::set_reshard_after_forward(ReshardAfterForward value) {
+  if (value.group() > 1) (void)context_->mesh().subgroup_comm(value.group());
+  if (value.group() < 0) fail<ConfigError>("reshard_after_forward of unit '{}': expected true, false or a group size, got {}", name_, value.group());
+  options_.reshard_after_forward = value;
+}
+
 void Unit::post_forward(bool will_backward) {
   trace::Scope scope(trace::Kind::PostForward, name_);
   note_accumulators();
@@ -216,9 +259,19 @@ void Unit::post_forward(bool will_backward) {
     if (auto owner = weak.lock()) owner->post_forward(will_backward);
   if (in_backward()) return;  // recomputation: backward goes on with the gathered parameters
   hide();
-  bool keep = options_.reshard_after_forward ? !*options_.reshard_after_forward : root_default_ && will_backward;
-  if (!keep) reshard();
+  bool recomputes = torch::autograd::get_current_graph_task_id() >= 0;  // its backward follows at once
+  if (!recomputes) end_forward(will_backward);
   if (will_backward) post_forward_index_ = context_->record_post_forward(shared_from_this());
+}
+
+// The root keeps its parameters by default, but not after a forward that no backward follows.
+void Unit::end_forward(bool will_backward) {
+  int group = group_after_forward();
+  bool keep = group == 1 && (options_.reshard_after_forward || will_backward);
+  if (keep) return;
+  if (group > 1 && will_backward)
+    for (auto& b : buffers_) b->keep_group_piece(group, context_->gathered_pool(), context_->compute_stream());
+  reshard();
 }
 
 // -- use guard -----------------------------------------------------------------------------------------------------------
@@ -253,9 +306,10 @@ void Unit::unshard_on_demand() { pre_backward(); }
 
 // -- readings ------------------------------------------------------------------------------------------------------------
 
-UnitMemory Unit::memory() const {
+UnitMemory Unit::memory(bool as_root) const {
   UnitMemory m;
-  m.reduces_on_wire = context_->on_wire();
+  m.keeps_gathered = options_.reshard_after_forward ? group_after_forward() == 1 : as_root || root_default_;
+  m.reduces_on_wire = context_->reduces_on_wire();
   for (auto& b : buffers_) {
     int64_t shard = b->plan().slice_numel * static_cast<int64_t>(c10::elementSize(b->config().dtype));
     m.shard_bytes += shard;

@@ -82,6 +82,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void after_accumulate(FlatBuffer& buffer, size_t param);
   /// Called once at the end of each backward that touched the unit.
   void finish_backward();
+  /// Called at the end of a backward that did not, if the unit reduces unused parameters as zeros.
+  void join_backward_unused();
   /// Hands the sharded gradients to the handles.
   void restore_grads();
   /// After a backward that ended by an exception: drops its gradients, shards the unit.
@@ -97,22 +99,40 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // -- switches and readings -------------------------------------------------------------------------------------------
   void set_requires_gradient_sync(bool value) noexcept { requires_gradient_sync_ = value; }
-  void set_reshard_after_forward(bool value) noexcept { options_.reshard_after_forward = value; }
+  void set_reshard_after_forward(ReshardAfterForward value);
+  void set_requires_all_reduce(bool value) noexcept { requires_all_reduce_ = value; }
+  void set_unshard_in_backward(bool value) noexcept { unshards_in_backward_ = value; }
+  [[nodiscard]] bool unshards_in_backward() const noexcept { return unshards_in_backward_; }
+  void set_reduce_unused_params(bool value);
+  [[nodiscard]] bool reduces_unused() const noexcept { return reduces_unused_; }
+  void set_gradient_divide_factor(double factor);
+  void set_reduced_hook(FlatBuffer::ReducedHook hook) { reduced_hook_ = std::move(hook); }
+  using UnitList = std::vector<std::weak_ptr<Unit>>;
+  void set_forward_prefetch(UnitList units) { forward_prefetch_ = std::move(units); }
+  void set_backward_prefetch(UnitList units) { backward_prefetch_ = std::move(units); }
+  [[nodiscard]] const UnitList& forward_prefetch() const noexcept { return forward_prefetch_; }
+  [[nodiscard]] const UnitList& backward_prefetch() const noexcept { return backward_prefetch_; }
   void set_reshard_after_backward(bool value) noexcept { reshard_after_backward_ = value; }
   [[nodiscard]] UnitStats& stats() noexcept { return stats_; }
-  [[nodiscard]] UnitMemory memory() const;
+  /// `as_root`: as if the unit's forward started iterations (known only once one did).
+  [[nodiscard]] UnitMemory memory(bool as_root = false) const;
   [[nodiscard]] std::vector<shard::ShardedParam> sharded_params() const;
   [[nodiscard]] std::string plan(bool rows_by_rank) const;
 
  private:
   [[nodiscard]] bool cache_is_current() const;
-  [[nodiscard]] bool reshards_after_forward() const { return options_.reshard_after_forward.value_or(!root_default_); }
+  void end_forward(bool will_backward);
+  [[nodiscard]] int group_after_forward() const;
+  void gather_buffers(cuda::StreamView stream, bool from_group);
+  [[nodiscard]] bool has_group_pieces() const;
+  void drop_group_pieces();
   void install_accumulators();
   void note_accumulators();
   void release_memory();
   void begin_backward(int task);
   void post_backward();
   void reduce();
+  void finish_reduce(const std::vector<FlatBuffer*>& reducing);
   [[nodiscard]] bool has_frozen_params() const;
 
   std::string name_;
@@ -125,7 +145,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   comm::Ticket gather_ticket_;
   cuda::StreamView accumulator_stream_;
   bool root_default_ = false, root_initialised_ = false;
-  bool requires_gradient_sync_ = true, reshard_after_backward_ = true;
+  bool requires_gradient_sync_ = true, requires_all_reduce_ = true, reshard_after_backward_ = true;
+  bool unshards_in_backward_ = true, reduces_unused_ = false;
+  FlatBuffer::ReducedHook reduced_hook_;
+  UnitList forward_prefetch_, backward_prefetch_;
   int backward_task_ = -1;       ///< autograd's graph task that is in this unit's backward
   int64_t expected_grads_ = 0, seen_grads_ = 0;
   std::atomic<int64_t> awaited_outputs_{0};  ///< outputs whose graphs are alive

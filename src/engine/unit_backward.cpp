@@ -29,6 +29,7 @@ void Unit::pre_backward() {
   trace::Scope scope(trace::Kind::PreBackward, name_);
   context_->reshard_deferred(this);
   if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
+  if (!unshards_in_backward_ && state_ == UnitState::Sharded) return;
   gather(GatherReason::Backward);
   context_->prefetch_backward(*this);
   show();
@@ -85,13 +86,15 @@ void Unit::reduce() {
   std::vector<FlatBuffer*> reducing;
   bool any = false;
   for (auto& b : buffers_) {
-    if (!b->has_unsharded_grads() && !b->has_accumulated()) continue;
+    bool fill = reduces_unused_ && b->trains();
+    if (!b->has_unsharded_grads() && !b->has_accumulated() && !fill) continue;
     any = true;
-    if (!context_->on_wire() && !b->has_accumulated()) {
+    if (fill) b->use_zeros_for_missing();
+    if (!context_->reduces_on_wire() && !b->has_accumulated() && !reduced_hook_) {
       b->reduce_locally(compute);
       continue;
     }
-    if (b->has_unsharded_grads()) b->accumulate(context_->gradient_pool(), compute);
+    if (b->has_unsharded_grads() || !b->has_gradient_buffer()) b->accumulate(context_->gradient_pool(), compute);
     reducing.push_back(b.get());
   }
   if (any) ++stats_.reduces;
@@ -108,13 +111,41 @@ void Unit::reduce() {
     for (auto* b : reducing) (void)b->reduce_scatter(comm, stream, info);
     ticket = group.finish();
   }
-  context_->push_reduce(std::move(ticket), [self = shared_from_this(), reducing, stream] {
-    for (auto* b : reducing) b->finish_reduce(self->context_->gradient_pool(), stream);
-  });
+  context_->push_reduce(std::move(ticket), [self = shared_from_this(), reducing] { self->finish_reduce(reducing); });
+}
+
+// After the reduce-scatter: the replicas' all-reduce, if there are any and it is not put off, then the sharded gradients.
+void Unit::finish_reduce(const std::vector<FlatBuffer*>& reducing) {
+  auto& pool = context_->gradient_pool();
+  auto reduce_stream = context_->reduce_stream(), stream = context_->all_reduce_stream();
+  bool replicates = context_->mesh().replicate_size() > 1;
+  if (replicates && !requires_all_reduce_) {
+    for (auto* b : reducing) b->keep_partial(pool, reduce_stream);
+    return;
+  }
+  if (replicates) {
+    stream.wait(reduce_stream);
+    comm::OpInfo info{.label = name_.empty() ? std::string_view("root unit, all-reduce") : std::string_view(name_)};
+    for (auto* b : reducing) b->all_reduce(context_->mesh().replicate_comm(), stream, info).wait(stream);
+    ++stats_.all_reduces;
+  }
+  for (auto* b : reducing) b->finish_reduce(pool, stream, reduced_hook_);
+}
+
+// A unit that backward did not reach joins it with zeros, so that ranks that did reach it find a partner.
+void Unit::join_backward_unused() {
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (auto h = p.handle(); h.defined() && h.requires_grad() && !p.grad_put_aside) {
+        p.grad_put_aside = true;
+        p.sharded_grad = std::exchange(h.mutable_grad(), at::Tensor());
+      }
+  seen_grads_ = 0;
+  finish_backward();
 }
 
 void Unit::finish_backward() {
-  bool pending = false;
+  bool pending = reduces_unused_ && seen_grads_ == 0;
   for (auto& b : buffers_) pending = pending || b->has_unsharded_grads();
   if (pending) post_backward();
   if (reshard_after_backward_)
@@ -127,7 +158,7 @@ void Unit::finish_backward() {
 void Unit::restore_grads() {
   for (auto& b : buffers_)
     for (auto& p : b->params()) {
-      if (!p.grad_put_aside) continue;
+      if (!p.grad_put_aside && !p.sharded_grad.defined()) continue;
       if (auto h = p.handle(); h.defined()) h.mutable_grad() = std::exchange(p.sharded_grad, at::Tensor());
       p.grad_put_aside = false;
     }

@@ -1,10 +1,13 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "fsdpp/base/export.h"
+#include "fsdpp/cuda/stream.h"
+#include "fsdpp/engine/policy.h"
 #include "fsdpp/engine/unit_stats.h"
 #include "fsdpp/shard/sharded_param.h"
 
@@ -35,8 +38,29 @@ class FSDPP_API UnitHandle {
   [[nodiscard]] bool is_sharded() const;
   /// Off: backward keeps unsharded gradients, added up in the reduce dtype, and reduces nothing, until a backward with it on.
   void set_requires_gradient_sync(bool value, bool recurse = true) const;
-  void set_reshard_after_forward(bool value, bool recurse = true) const;
+  /// Hybrid sharding. Off: backward reduces within the shard axis only and keeps the partial sums; the next backward with it on
+  /// adds them to its own and reduces among the replicas once.
+  void set_requires_all_reduce(bool value, bool recurse = true) const;
+  /// true, false, or the size of the group within which backward gathers (collective at first use of a size).
+  void set_reshard_after_forward(ReshardAfterForward value, bool recurse = true) const;
   void set_reshard_after_backward(bool value, bool recurse = true) const;
+  /// Off: backward never gathers this unit (an embedding's backward does not read its table). What needs it after all gathers it on
+  /// demand.
+  void set_unshard_in_backward(bool value) const;
+  /// On: parameters that a backward did not reach are reduced as zeros, so that ranks may use different ones.
+  void set_reduce_scatter_unused_params(bool value, bool recurse = true) const;
+  /// Divides the summed gradients by `factor` in place of the number of ranks.
+  void set_gradient_divide_factor(double factor, bool recurse = true) const;
+  /// Called for each buffer of the unit after its reduction (all-reduce, on a mesh that replicates) with the reduced slice: 1-D, reduce dtype,
+  /// already the mean; may change it in place. The current stream is the reduction's. nullptr: none.
+  void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) const;
+  /// Units to gather ahead when this one's forward (backward) begins, in place of the recorded order. Empty: the recorded order.
+  void set_modules_to_forward_prefetch(const std::vector<UnitHandle>& units) const;
+  void set_modules_to_backward_prefetch(const std::vector<UnitHandle>& units) const;
+  /// The next iteration's gathers wait for `event` (recorded after the optimizer's step) in place of the current stream.
+  void set_post_optim_event(cuda::Event event) const;
+  /// After an exception in forward or backward: drops the unfinished gradients, shards every unit of the mesh.
+  void reset_iter_state() const;
   /// Off: a backward leaves pending reductions to a later one (several backwards per step).
   void set_is_last_backward(bool value) const;
 
@@ -49,6 +73,7 @@ class FSDPP_API UnitHandle {
   [[nodiscard]] std::string plan(bool rows_by_rank = false) const;
 
  private:
+  [[nodiscard]] static std::vector<std::weak_ptr<engine::Unit>> references(const std::vector<UnitHandle>& units);
   std::weak_ptr<engine::Unit> unit_;
 };
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +17,10 @@ class FSDPP_API Mesh {
   /// All ranks of the world shard. Collective (makes communicators).
   [[nodiscard]] static std::shared_ptr<Mesh> shard(std::shared_ptr<World> world, const std::string& name = "default");
 
+  /// Hybrid sharding: `replicate_size` groups of world.size() / replicate_size ranks; each group holds the whole model, sharded
+  /// among its ranks. ConfigError unless replicate_size divides the world. Collective.
+  [[nodiscard]] static std::shared_ptr<Mesh> hybrid(std::shared_ptr<World> world, int replicate_size, const std::string& name = "default");
+
   [[nodiscard]] World& world() const noexcept { return *world_; }
   [[nodiscard]] c10::Device device() const noexcept { return world_->device(); }
   [[nodiscard]] int shard_size() const noexcept { return shard_size_; }
@@ -28,13 +33,20 @@ class FSDPP_API Mesh {
   [[nodiscard]] Communicator& gather_comm() const noexcept { return *gather_; }
   /// Reduce-scatters of gradients, among the shard axis.
   [[nodiscard]] Communicator& reduce_comm() const noexcept { return *reduce_; }
+  /// All-reduces of sharded gradients, among the ranks that hold the same shard (replicate axis).
+  [[nodiscard]] Communicator& replicate_comm() const noexcept { return *replicate_; }
+  /// All-gathers among `size` neighbours of the shard axis (shard ranks k·size … k·size + size − 1), for resharding to a smaller
+  /// group after forward. Made at first use: collective then. ConfigError unless `size` divides the shard axis.
+  [[nodiscard]] Communicator& subgroup_comm(int size);
 
  private:
   Mesh() = default;
+  [[nodiscard]] std::vector<int> shard_ranks(int first, int count) const;
   std::shared_ptr<World> world_;
   std::string name_;
   int shard_size_ = 1, shard_rank_ = 0, replicate_size_ = 1, replicate_rank_ = 0;
-  std::shared_ptr<Communicator> gather_, reduce_;
+  std::shared_ptr<Communicator> gather_, reduce_, replicate_;
+  std::map<int, std::shared_ptr<Communicator>> subgroups_;  ///< by size
 };
 
 }  // namespace fsdpp::comm

@@ -35,6 +35,8 @@ class FSDPP_API StreamView {
   void wait(StreamView other) const;
   /// Blocks the host until the stream has run dry.
   void synchronize() const;
+  /// Queues a copy of `bytes` bytes between places on this device, or between it and pinned host memory (CPU: copies at once).
+  void copy(void* dst, const void* src, int64_t bytes) const;
   /// Test aid: queues a kernel that spins for `milliseconds` (on the CPU: sleeps the calling thread).
   void sleep(double milliseconds) const;
 

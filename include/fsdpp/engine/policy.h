@@ -1,7 +1,8 @@
 #pragma once
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 /// Policies of `fully_shard`; names and defaults as in PyTorch FSDP2.
 namespace fsdpp {
@@ -18,12 +19,32 @@ struct MixedPrecisionPolicy {
   bool cast_forward_inputs = true;
 };
 
+/// What happens to the gathered parameters between forward and backward.
+///   true: freed, gathered again for backward.  false: kept.
+///   k > 1: each rank keeps 1/k of them, so that backward gathers among k neighbours only; k divides the shard axis (k = its
+///   size is true, k = 1 is false).
+class ReshardAfterForward {
+ public:
+  ReshardAfterForward(bool reshard) : group_(reshard ? 0 : 1) {}  // NOLINT: written as true or false
+  ReshardAfterForward(int group_size) : group_(group_size) {}     // NOLINT: written as a number
+  /// 0: the whole shard axis; 1: kept; else the group's size.
+  [[nodiscard]] int group() const noexcept { return group_; }
+  [[nodiscard]] bool operator==(const ReshardAfterForward&) const = default;
+
+ private:
+  int group_;
+};
+
 /// Options of one `fully_shard` call.
 struct FullyShardOptions {
   MixedPrecisionPolicy mp_policy;
-  /// Free the gathered parameters after forward and gather them again for backward. Unset: true, but false for the root unit
-  /// (the unit whose forward starts the iteration).
-  std::optional<bool> reshard_after_forward;
+  /// Unset: true, but false for the root unit (the unit whose forward starts the iteration).
+  std::optional<ReshardAfterForward> reshard_after_forward;
+  /// Parameters that are left alone: not sharded, not cast, their gradients not reduced.
+  std::vector<at::Tensor> ignored_params;
+  /// Give every rank the parameters and buffers of the mesh's rank 0 first. Makes fully_shard collective. Unset: true on a mesh
+  /// that replicates (replicas must start equal), else false.
+  std::optional<bool> sync_from_rank0;
 };
 
 }  // namespace fsdpp

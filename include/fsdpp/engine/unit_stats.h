@@ -12,6 +12,7 @@ struct UnitStats {
   int64_t forward_gathers = 0;  ///< of those, issued for a forward
   int64_t backward_gathers = 0; ///< of those, issued for a backward
   int64_t reduces = 0;          ///< reduce-scatters issued
+  int64_t all_reduces = 0;      ///< all-reduces among replicas
   int64_t reshards = 0;
 };
 
@@ -20,6 +21,7 @@ struct UnitMemory {
   int64_t shard_bytes = 0;     ///< parameters, original dtype
   int64_t gathered_bytes = 0;  ///< gathered buffer (0 where the gathered parameters are the shard itself)
   int64_t gradient_bytes = 0;  ///< gradient buffer, reduce dtype
+  bool keeps_gathered = false;  ///< keeps its gathered memory between forward and backward (the root by default)
   bool reduces_on_wire = false;  ///< more than one rank: every reduction goes through the gradient buffer
   int64_t sharded_gradient_bytes = 0;
 };
@@ -29,13 +31,12 @@ struct UnitMemory {
 struct MemoryFormula {
   int64_t shards = 0;             ///< sum of shard_bytes
   int64_t sharded_gradients = 0;  ///< sum of sharded_gradient_bytes
-  int64_t gathered = 0;           ///< slots: for each size of gathered_bytes min(2, units of that size) · size
+  int64_t gathered = 0;           ///< slots: every unit that keeps its own, and for each size of the others min(2, their number) · size
   int64_t gradients = 0;          ///< slots: likewise for gradient_bytes; none on one rank that does not accumulate
   [[nodiscard]] int64_t total() const noexcept { return shards + sharded_gradients + gathered + gradients; }
 };
 
-/// The formula for units that reshard after forward (the root, which keeps its memory, counts as one of its size; sizes within a
-/// quarter of each other share slots, which only lowers the true value). With gradient accumulation without synchronisation
+/// The formula for units that reshard to the whole shard axis, or not at all (keeps_gathered). With gradient accumulation without synchronisation
 /// every unit keeps its gradient buffer: `accumulates`.
 [[nodiscard]] FSDPP_API MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates = false);
 
