@@ -2,13 +2,13 @@
 # On a machine with a GPU: builds with CUDA, runs the GPU tests (one rank, then several NCCL ranks on the one GPU), memcheck on
 # a short run, and times minillm beside PyTorch FSDP2 in the same run. Ends with a short table; the status is non-zero if a row
 # failed. Full logs in OUT (default gpu-out/).
-# Parts: build tests sanitizer host speed (default: all). Usage: scripts/gpu_check.sh [PART…]
+# Parts: build tests suite sanitizer host speed (default: all). Usage: scripts/gpu_check.sh [PART…]
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-$PWD/gpu-out}
 mkdir -p "$OUT"
 BUILD=${BUILD:-$PWD/build-gpu}
-parts=${*:-build tests sanitizer host speed}
+parts=${*:-build tests suite sanitizer host speed}
 table=()
 has() { [[ " $parts " == *" $1 "* ]]; }
 note() { table+=("$(printf '%-58s %s' "$1" "$2")"); }
@@ -34,12 +34,16 @@ if has tests; then
   check kernels_gpu_test 120 "$BUILD/bin/kernels_gpu_test"
   for n in 1 2 4; do
     check "nccl conformance, $n ranks on one GPU" 150 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
-      "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/comm_conformance_nccl_test"
+      "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/comm_conformance_processes_test"
     check "training, $n ranks on one GPU, sleeps on streams" 200 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
       "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/dist_training_test"
   done
 fi
 small="--dim 256 --layers 4 --heads 4 --vocab 1024 --batch 2 --seq 128 --steps 4"
+if has suite; then
+  check "whole test suite" 400 ctest --test-dir "$BUILD" -j 8 --no-tests=error --timeout 200 --output-on-failure
+  grep -E 'tests passed|Failed|Timeout|Not Run' "$OUT/whole_test_suite.log" | tail -25
+fi
 if has sanitizer; then
   check "compute-sanitizer memcheck, minillm" 200 compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$BUILD/bin/minillm" --device cuda $small --data synthetic

@@ -56,6 +56,7 @@ MemoryPlan memory_plan(const Options& options, int world_size) {
   const auto root = plan_unit(root_shapes(model), width, world_size).plan;
   std::vector<fsdpp::UnitMemory> units(static_cast<size_t>(model.layers), unit_memory(block, width));
   units.push_back(unit_memory(root, width));
+  units.back().keeps_gathered = true;
 
   MemoryPlan memory;
   memory.engine = fsdpp::memory_formula(units, options.grad_accum > 1);
