@@ -1,10 +1,12 @@
 // Host cost of the engine: microseconds of the calling thread per unit and step, by scope, in real training steps of a model of
-// many small blocks. One JSON object a row. Limit beside each figure: the launches the work needs at `launch_us` each.
+// many small blocks. One JSON object a row. Before timing, one step's gradients are compared with those of the same model
+// unsharded.
 //
 // Formula: us_per_unit = (host time inside the scope, summed over the timed steps) / (steps · units). Scopes nest: PreForward
 // contains Unshard, PostBackward contains Reduce and Reshard.
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +15,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fsdpp/fsdpp.h"
@@ -74,8 +77,12 @@ struct Settings {
 
 Settings parse(int argc, char** argv) {
   Settings s;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    std::string flag = argv[i], value = argv[i + 1];
+  for (int i = 1; i < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (i + 1 == argc) throw fsdpp::ConfigError("bench_host: expected a value after " + flag);
+    const std::string value = argv[i + 1];
+    if (flag == "--device" && value != "cpu" && value != "cuda")
+      throw fsdpp::ConfigError("bench_host: --device: expected cpu or cuda, got " + value);
     if (flag == "--device") s.cuda = value == "cuda";
     else if (flag == "--dim") s.dim = std::stoll(value);
     else if (flag == "--layers") s.layers = std::stoll(value);
@@ -91,7 +98,20 @@ double step_ms(const std::vector<double>& all) {
   return sorted[sorted.size() / 2];
 }
 
-// Median wall time of a step of `net` (called by `forward`), after a check that its gradients are right.
+// One step of both on the same samples; the models hold the same weights.
+void check_gradients(const Settings& s, c10::Device device, Net& net, Net& plain) {
+  const auto x = at::randn({4, s.dim}, device);
+  net(x).square().mean().backward();
+  plain(x).square().mean().backward();
+  const auto sharded = net->parameters(), expected = plain->parameters();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto got = fsdpp::shard::full_tensor(fsdpp::sharding_of(sharded[i]), sharded[i].grad());
+    if (!at::allclose(got, expected[i].grad(), 1e-3, 1e-5))
+      throw fsdpp::Error("bench_host: gradient " + std::to_string(i) + " differs from that of the unsharded model");
+  }
+}
+
+// Median wall time of a step of `net` (called by `forward`).
 template <class Forward>
 double time_steps(const Settings& s, c10::Device device, torch::nn::Module& net, Forward forward, fsdpp::trace::Listener* listener) {
   std::vector<double> times;
@@ -111,7 +131,10 @@ double time_steps(const Settings& s, c10::Device device, torch::nn::Module& net,
 
 void print_rows(const Settings& s, fsdpp::comm::World& world, const HostTimes& times, double sharded_ms, double plain_ms) {
   nlohmann::json base{{"bench", "host"}, {"device", s.cuda ? "cuda" : "cpu"}, {"world", world.size()}, {"units", s.layers + 1},
-                      {"dim", s.dim}, {"parameters_per_unit", 4}, {"formula", "host us in scope / (steps * units)"}};
+                      {"dim", s.dim}, {"parameters_per_unit", 4}, {"formula", "host us in scope / (steps * units)"},
+                      {"machine", {{"cpu_threads", std::thread::hardware_concurrency()},
+                                   {"torch", TORCH_VERSION},
+                                   {"compiler", __VERSION__}}}};
   auto per_unit = [&](Kind k) { return times.of(k).us / static_cast<double>(s.steps * (s.layers + 1)); };
   for (auto [kind, name] : {std::pair{Kind::Unshard, "unshard"}, {Kind::Reshard, "reshard"}, {Kind::Reduce, "reduce"},
                             {Kind::PreForward, "pre_forward"}, {Kind::PostForward, "post_forward"}, {Kind::PreBackward, "pre_backward"},
@@ -140,11 +163,14 @@ void run(const Settings& s) {
   Net plain(s.dim, static_cast<int>(s.layers));
   plain->to(device);
   auto plain_ms = time_steps(s, device, *plain, [&](auto& x) { return plain(x); }, nullptr);
+  plain->zero_grad();
+  at::manual_seed(1);
   Net net(s.dim, static_cast<int>(s.layers));
   net->to(device);
   auto mesh = fsdpp::comm::Mesh::shard(world);
   for (auto& b : net->blocks) fsdpp::fully_shard(b, mesh);
   fsdpp::fully_shard(net, mesh);
+  check_gradients(s, device, net, plain);
   HostTimes times;
   auto sharded_ms = time_steps(s, device, *net, [&](auto& x) { return net(x); }, &times);
   if (times.of(Kind::Reduce).calls != s.steps * s.layers) throw fsdpp::Error("bench_host: expected one reduction for each block and step");
