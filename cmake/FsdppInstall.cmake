@@ -4,7 +4,7 @@ fsdpp_torch_version(${FSDPP_TORCH_ROOT} _fsdpp_built_with)
 set(_package ${CMAKE_INSTALL_LIBDIR}/cmake/fsdpp)
 
 # Installed programs find the library beside them, and both find the LibTorch that they were built with.
-set(_programs fsdpp-run)
+set(_programs fsdpp-run fsdpp-prof)
 if(TARGET minillm)
   list(APPEND _programs minillm)
 endif()

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "profiler/counters_cupti.h"
+#include "fsdpp/profiler/counters.h"
 
 namespace fsdpp::profiler {
 

@@ -1,4 +1,4 @@
-#include "profiler/counters_cupti.h"
+#include "fsdpp/profiler/counters.h"
 
 #include <dlfcn.h>
 

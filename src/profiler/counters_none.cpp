@@ -1,5 +1,5 @@
 #include "base/enforce.h"
-#include "profiler/counters_cupti.h"
+#include "fsdpp/profiler/counters.h"
 
 namespace fsdpp::profiler {
 namespace {

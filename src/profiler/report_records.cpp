@@ -34,7 +34,11 @@ std::string list_text(const json& list) {
   std::string out = "[";
   for (const json& item : list) {
     if (out.size() > 1) out += ", ";
-    out += item.is_array() ? list_text(item) : item.is_string() ? "'" + item.get<std::string>() + "'" : item.dump();
+    if (item.is_string()) {
+      out.append("'").append(item.get_ref<const std::string&>()).append("'");
+    } else {
+      out += item.is_array() ? list_text(item) : item.dump();
+    }
   }
   return out + "]";
 }

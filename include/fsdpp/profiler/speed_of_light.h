@@ -182,6 +182,16 @@ struct Counters {
   CountersByKernel by_kernel;
 };
 
+/// Names of the kernels of `device` in the order of their launches, of the first step of the trace (without steps: of all of it).
+[[nodiscard]] FSDPP_API std::vector<std::string> launch_order(const Trace& trace, int device);
+
+/// Counters of one step's kernels, in launch order, for the kernels of a traced step of the same program: join_ranges() over
+/// launch_order() of the trace's main device.
+[[nodiscard]] FSDPP_API Counters counters_of_step(const Trace& trace, std::span<const CounterValues> ranges, std::vector<Rung> rungs);
+
+/// Counters from samples that were taken beside the trace. Names of kernels that are too short become a rung's reason.
+[[nodiscard]] FSDPP_API Counters counters_of_samples(const Trace& trace, std::span<const CounterSample> samples, std::vector<Rung> rungs);
+
 /// Every kernel of the analysis, in its order: counters where there are any, else the model (FLOPs and bytes of the operators
 /// against `ceilings`), else time only. `ranks` are for waits of collectives.
 [[nodiscard]] FSDPP_API std::vector<KernelLight> speed_of_light(const Trace& trace, const Analysis& analysis,

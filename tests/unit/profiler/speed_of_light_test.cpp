@@ -196,6 +196,29 @@ TEST(Samples, OverKernelsThenWeightedByTheTimeShared) {
   EXPECT_THAT(too_short, ::testing::ElementsAre("short"));
 }
 
+TEST(CountersOfAStep, InLaunchOrderThenOnlyTheFirstStepCounts) {
+  Schedule s(0, 1000);
+  s.step(0, 0, 100);
+  s.step(1, 100, 200);
+  s.kernel("b", 50, 60, 20);
+  s.kernel("a", 30, 40, 10);
+  s.kernel("a", 150, 160, 110);
+  EXPECT_THAT(launch_order(s.trace, 0), ::testing::ElementsAre("a", "b"));
+  const std::vector<CounterValues> ranges{{{metric::kDram, 1}}, {{metric::kDram, 2}}};
+  const Counters c = counters_of_step(s.trace, ranges, {});
+  EXPECT_EQ(c.source, Source::Measured);
+  EXPECT_EQ(c.by_kernel.at("a")[0].at(metric::kDram), 1);
+  EXPECT_EQ(c.by_kernel.at("b")[0].at(metric::kDram), 2);
+}
+TEST(CountersOfSamples, WhenEveryKernelIsTooShortThenTheRungIsClosed) {
+  Schedule s(0, 1000);
+  s.kernel("a", 30, 40, 10);
+  const std::vector<CounterSample> samples{{kBase, kBase + 500, {{metric::kDram, 1}}}};
+  const Counters c = counters_of_samples(s.trace, samples, {{Source::Sampled, true, ""}});
+  EXPECT_EQ(choose_source(c.rungs).source, Source::TimeOnly);
+  EXPECT_THAT(choose_source(c.rungs).text, HasSubstr("all 1 kernels are shorter"));
+}
+
 TEST(CollectiveWaits, OverRanksThenTheLateOneIsNamed) {
   std::vector<Trace> ranks(3);
   const int64_t durations[3][2] = {{100, 50}, {90, 50}, {20, 50}};  // rank 2 comes last to the first one

@@ -4,17 +4,23 @@
 #include <string>
 #include <vector>
 
+#include "fsdpp/base/export.h"
 #include "fsdpp/profiler/speed_of_light.h"
 
 /// Hardware counters through CUPTI, which is loaded at run time. No CUPTI type appears here.
+///
+///   auto rungs = probe_counters(0);                       // what is open on this device, and why the rest is not
+///   auto ranges = open_range_counters(0, {"V1"}, 50'000);  // after a traced window, on all ranks alike
+///   do { ranges->begin_step(); train_step(); } while (!ranges->end_step());
+///   options.counters = {counters_of_step(profiler.trace(), ranges->ranges(), rungs)};  // of ReportOptions
 namespace fsdpp::profiler {
 
 enum class CounterKind { Range, PmSampling };
 
 /// Which metrics a chip has and how many passes a set takes: CUPTI's Profiler Host API, which needs no GPU.
-class MetricTable {
+class FSDPP_API MetricTable {
  public:
-  virtual ~MetricTable() = default;
+  virtual ~MetricTable();
   [[nodiscard]] virtual bool has(const std::string& metric) const = 0;
   /// Passes for `metrics` together; 0 if they can't be collected together, or one is unknown.
   [[nodiscard]] virtual int passes(const std::vector<std::string>& metrics) const = 0;
@@ -23,19 +29,19 @@ class MetricTable {
 };
 /// `chip` as CUPTI calls it ("GH100" is H100 and H200). `library`: path of libcupti, or empty for the loader's own search.
 /// Throws ConfigError where CUPTI can't be loaded or does not know the chip.
-[[nodiscard]] std::unique_ptr<MetricTable> open_metric_table(const std::string& chip, CounterKind kind,
+[[nodiscard]] FSDPP_API std::unique_ptr<MetricTable> open_metric_table(const std::string& chip, CounterKind kind,
                                                              const std::string& library = {});
-[[nodiscard]] std::vector<std::string> counter_chips(const std::string& library = {});
+[[nodiscard]] FSDPP_API std::vector<std::string> counter_chips(const std::string& library = {});
 
 /// Which ways to counters are open on this device, for choose_source(). Never throws: a reason says what is in the way.
 /// Needs the CUDA context of the device to be current.
-[[nodiscard]] std::vector<Rung> probe_counters(int device, const std::string& library = {});
+[[nodiscard]] FSDPP_API std::vector<Rung> probe_counters(int device, const std::string& library = {});
 
 /// Counts every kernel of whole training steps, one pass a step, by the range profiler (automatic ranges, replay by steps).
 /// Kernels run one at a time meanwhile, so times of these steps say nothing about training.
-class RangeCounters {
+class FSDPP_API RangeCounters {
  public:
-  virtual ~RangeCounters() = default;  ///< ends counting
+  virtual ~RangeCounters();  ///< ends counting
   /// Around one training step, on all ranks alike. end_step() returns true when all passes are done.
   virtual void begin_step() = 0;
   virtual bool end_step() = 0;
@@ -45,20 +51,20 @@ class RangeCounters {
 };
 /// `request.set` must be a set of speed_of_light_metrics.h. Throws UsageError where plan_counters() refuses, and ConfigError
 /// where CUPTI does, with the reason and the way out.
-[[nodiscard]] std::unique_ptr<RangeCounters> open_range_counters(int device, CounterRequest request, int max_kernels,
+[[nodiscard]] FSDPP_API std::unique_ptr<RangeCounters> open_range_counters(int device, CounterRequest request, int max_kernels,
                                                                  const std::string& library = {});
 
 /// Samples the performance monitors at a fixed interval beside everything else; nothing is replayed or serialised.
-class PmSampler {
+class FSDPP_API PmSampler {
  public:
-  virtual ~PmSampler() = default;  ///< ends sampling
+  virtual ~PmSampler();  ///< ends sampling
   virtual void start() = 0;
   /// Ends sampling and returns all samples by time, at most `max_samples` of open_pm_sampler().
   [[nodiscard]] virtual std::vector<CounterSample> stop() = 0;
   [[nodiscard]] virtual bool overflowed() const = 0;
 };
 /// Throws ConfigError where CUPTI refuses, with the reason and the way out.
-[[nodiscard]] std::unique_ptr<PmSampler> open_pm_sampler(int device, const std::string& set = "V1-PM", int64_t interval_ns = 50'000,
+[[nodiscard]] FSDPP_API std::unique_ptr<PmSampler> open_pm_sampler(int device, const std::string& set = "V1-PM", int64_t interval_ns = 50'000,
                                                          int64_t max_samples = 200'000, const std::string& library = {});
 
 }  // namespace fsdpp::profiler
