@@ -3,14 +3,20 @@ include(CMakePackageConfigHelpers)
 fsdpp_torch_version(${FSDPP_TORCH_ROOT} _fsdpp_built_with)
 set(_package ${CMAKE_INSTALL_LIBDIR}/cmake/fsdpp)
 
-# Installed programs find the library beside them, and both find the LibTorch that they were built with.
+# Installed programs find the library beside them, and both find the LibTorch that they were built with. Its folders are
+# given by name because INSTALL_RPATH_USE_LINK_PATH leaves out those inside the source tree, such as .torch.
+set(_torch_folders ${FSDPP_TORCH_ROOT}/lib)
+if(FSDPP_CUDA)
+  file(GLOB _nvidia ${FSDPP_TORCH_SITE}/nvidia/nccl/lib ${FSDPP_TORCH_SITE}/nvidia/cu13/lib)
+  list(APPEND _torch_folders ${_nvidia})
+endif()
 set(_programs fsdpp-run fsdpp-prof)
 if(TARGET minillm)
   list(APPEND _programs minillm)
 endif()
 file(RELATIVE_PATH _bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
-set_target_properties(${_programs} PROPERTIES INSTALL_RPATH "$ORIGIN/${_bin_to_lib}" INSTALL_RPATH_USE_LINK_PATH ON)
-set_target_properties(fsdpp PROPERTIES INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON
+set_target_properties(${_programs} PROPERTIES INSTALL_RPATH "$ORIGIN/${_bin_to_lib};${_torch_folders}" INSTALL_RPATH_USE_LINK_PATH ON)
+set_target_properties(fsdpp PROPERTIES INSTALL_RPATH "$ORIGIN;${_torch_folders}" INSTALL_RPATH_USE_LINK_PATH ON
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
 install(TARGETS fsdpp EXPORT fsdppTargets)
