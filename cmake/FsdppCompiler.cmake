@@ -18,6 +18,7 @@ endif()
 function(fsdpp_warnings target)
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict> # gcc.gnu.org/PR105651
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FSDPP_UNITY_BUILD}>>:-Wno-subobject-linkage> # the sources look like headers then
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FSDPP_WERROR}>>:-Werror>)
 endfunction()
