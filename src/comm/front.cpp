@@ -155,7 +155,7 @@ void FrontCommunicator::group_begin() {
 Ticket FrontCommunicator::group_end() {
   FSDPP_ENFORCE(in_group_, UsageError, "communicator '{}': group_end without group_begin", name());
   in_group_ = false;
-  const trace::CollectiveScope scope({.comm = name(), .op = "group", .sequence = -1});
+  const trace::CollectiveScope scope({.comm = name(), .op = "group", .label = {}, .sequence = -1});
   return close_group(std::exchange(group_last_, {}));
 }
 
