@@ -53,7 +53,8 @@ Collected collect(const std::vector<ModulePtr>& modules, c10::Device device, con
     for (auto& p : m->named_parameters(true)) {
       if (!p.value().defined() || !seen.insert(p.value().unsafeGetTensorImpl()).second) continue;
       if (auto owner = engine::find_unit(p.value())) {
-        if (!is_below(owner->module(), modules)) result.borrowed.push_back(owner);
+        bool known = std::find(result.borrowed.begin(), result.borrowed.end(), owner) != result.borrowed.end();
+        if (!known && !is_below(owner->module(), modules)) result.borrowed.push_back(owner);
         continue;
       }
       check_param(p.key(), p.value(), device);
@@ -83,8 +84,6 @@ UnitHandle fully_shard(const std::vector<ModulePtr>& modules, std::shared_ptr<co
   if (options.sync_from_rank0.value_or(mesh->replicate_size() > 1)) sync_from_rank0(modules, collected, *mesh);
   auto unit = std::make_shared<Unit>(std::vector<std::weak_ptr<torch::nn::Module>>(modules.begin(), modules.end()), collected.own,
                                      std::move(mesh), options);
-  std::sort(collected.borrowed.begin(), collected.borrowed.end());
-  collected.borrowed.erase(std::unique(collected.borrowed.begin(), collected.borrowed.end()), collected.borrowed.end());
   for (auto& owner : collected.borrowed) unit->borrow(owner);
   unit->attach();
   engine::register_unit(unit, modules);
@@ -108,8 +107,7 @@ at::Tensor full_tensor(const at::Tensor& parameter) {
   auto info = sharding_of(parameter);
   auto unit = engine::find_unit(parameter);
   engine::ShardAccess access;
-  if (unit->state() == engine::UnitState::Shown) return parameter.detach().clone();
-  return shard::full_tensor(info, parameter.detach());
+  return shard::full_tensor(info, unit->local_shard(parameter).detach());
 }
 
 }  // namespace fsdpp

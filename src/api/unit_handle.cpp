@@ -31,13 +31,16 @@ std::vector<std::shared_ptr<Unit>> units_below(const torch::nn::Module& module) 
   return result;
 }
 
-// Applies f to the unit, and with `recurse` to the units below its modules.
+// Applies f to the unit, and with `recurse` to the units below all of its modules.
 template <class F>
 void for_each_unit(const std::weak_ptr<Unit>& weak, bool recurse, F f) {
   auto unit = lock(weak);
-  auto module = unit->module();
-  if (!recurse || !module) return f(*unit);
-  for (auto& u : units_below(*module)) f(*u);
+  if (!recurse) return f(*unit);
+  std::vector<std::shared_ptr<Unit>> reached;
+  for (auto& module : unit->modules())
+    for (auto& u : units_below(*module))
+      if (std::find(reached.begin(), reached.end(), u) == reached.end()) reached.push_back(u);
+  for (auto& u : reached) f(*u);
 }
 
 }  // namespace
@@ -120,7 +123,11 @@ std::vector<UnitHandle> units(const torch::nn::Module& module) {
 
 MemoryFormula memory_formula(const torch::nn::Module& module, bool accumulates) {
   std::vector<UnitMemory> memory;
-  for (auto& u : units_below(module)) memory.push_back(u->memory(/*as_root=*/u->manages(&module)));
+  for (auto& u : units_below(module)) {
+    memory.push_back(u->memory(/*as_root=*/u->manages(&module)));
+    bool holds_units = u->module() && units_below(*u->module()).size() > 1;
+    memory.back().keeps_gathered = memory.back().keeps_gathered || holds_units;  // gathered while the units inside it run
+  }
   return memory_formula(memory, accumulates);
 }
 

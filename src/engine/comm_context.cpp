@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "engine/unit.h"
+#include "fsdpp/base/log.h"
 
 namespace fsdpp::engine {
 namespace {
@@ -42,30 +43,36 @@ CommContext::CommContext(std::shared_ptr<comm::Mesh> mesh)
   if (mesh_->replicate_size() > 1) all_reduce_stream_ = make();
 }
 
-bool CommContext::enter_forward(Unit& unit) {
-  bool root = forward_depth_ == 0 && torch::autograd::get_current_graph_task_id() < 0;
-  if (root) {
+void CommContext::enter_forward(Unit& unit) {
+  if (forward_depth_ == 0 && torch::autograd::get_current_graph_task_id() < 0) {
     unit.initialise_root();
     begin_iteration();
   }
   ++forward_depth_;
-  return root;
 }
 
-void CommContext::leave_forward(Unit&) {
+void CommContext::leave_forward() {
   if (--forward_depth_ == 0 && torch::autograd::get_current_graph_task_id() < 0) drop_unused_gathers();
 }
 
-void CommContext::reset_iteration() {
-  for (auto& [task, units] : std::exchange(running_backwards_, {}))
-    for (auto& unit : units) unit->abandon_backward();
-  drop_unused_gathers();
-  reshard_later_.clear();
-  wait_reduces();
+void CommContext::reset_iteration() noexcept {
+  try {
+    drain_reduces(0);
+  } catch (...) {  // the reductions of the failed backward: their gradients are dropped
+    reduces_.clear();
+  }
+  try {
+    for (auto& [task, units] : std::exchange(running_backwards_, {}))
+      for (auto& unit : units) unit->abandon_backward();
+    drop_unused_gathers();
+    reshard_later_.clear();
+    wait_reduces();
+  } catch (const std::exception& e) {
+    log::error(std::string("units could not be reset after a failed backward: ") + e.what());
+  }
 }
 
 void CommContext::begin_iteration() {
-  if (!running_backwards_.empty()) reset_iteration();  // a backward that is registered now ended by an exception
   if (!forward_order_.empty()) last_forward_order_ = std::exchange(forward_order_, {});
   if (post_forward_order_.size() > kLongestOrder) post_forward_order_.clear();
   if (!on_wire()) return;
@@ -104,13 +111,30 @@ void CommContext::drop_unused_gathers() {
     if (auto unit = weak.lock(); unit && unit->state() == UnitState::Gathering) unit->reshard();
 }
 
+// Ends a backward: by its final callback, or, when autograd drops that uncalled because the backward failed, by destruction.
+struct CommContext::BackwardEnd {
+  BackwardEnd(std::shared_ptr<CommContext> c, int t) : context(std::move(c)), task(t) {}
+  ~BackwardEnd() {
+    if (!done) context->reset_iteration();
+  }
+  BackwardEnd(const BackwardEnd&) = delete;
+  BackwardEnd& operator=(const BackwardEnd&) = delete;
+  void run() {
+    context->finish_backward(task);
+    done = true;
+  }
+  std::shared_ptr<CommContext> context;
+  int task;
+  bool done = false;
+};
+
 void CommContext::touch(const std::shared_ptr<Unit>& unit) {
   int task = torch::autograd::get_current_graph_task_id();
   auto [it, first] = running_backwards_.try_emplace(task);
   it->second.push_back(unit);
   if (first)
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [self = shared_from_this(), task] { self->finish_backward(task); });
+        [end = std::make_shared<BackwardEnd>(shared_from_this(), task)] { end->run(); });
 }
 
 void CommContext::prefetch_backward(const Unit& unit) {
@@ -157,40 +181,41 @@ void CommContext::reshard_deferred(const Unit* except) {
   });
 }
 
-void CommContext::note_unused_reducer(const std::shared_ptr<Unit>& unit) {
-  for (auto& known : unused_reducers_)
+void CommContext::note_late_reducer(const std::shared_ptr<Unit>& unit) {
+  for (auto& known : late_reducers_)
     if (same(known, unit)) return;
-  unused_reducers_.push_back(unit);
+  late_reducers_.push_back(unit);
 }
 
-void CommContext::join_unused(std::vector<std::shared_ptr<Unit>>& units) {
-  for (auto& weak : unused_reducers_) {
+void CommContext::join_late(std::vector<std::shared_ptr<Unit>>& units) {
+  for (auto& weak : late_reducers_) {
     auto unit = weak.lock();
-    if (!unit || !unit->reduces_unused() || std::find(units.begin(), units.end(), unit) != units.end()) continue;
+    if (!unit || !unit->owes_reduction() || std::find(units.begin(), units.end(), unit) != units.end()) continue;
     unit->join_backward_unused();
     units.push_back(unit);
   }
 }
 
 void CommContext::finish_backward(int task) {
-  auto node = running_backwards_.extract(task);
-  if (node.empty()) return;
-  for (auto& unit : node.mapped()) unit->finish_backward();
-  if (!running_backwards_.empty()) {  // a backward inside a backward: the outer one completes the reductions
+  auto units = running_backwards_.at(task);
+  for (auto& unit : units) unit->finish_backward();
+  if (running_backwards_.size() > 1) {  // a backward inside a backward: the outer one completes the reductions
+    running_backwards_.erase(task);
     auto& outer = running_backwards_.rbegin()->second;
-    outer.insert(outer.end(), node.mapped().begin(), node.mapped().end());
+    outer.insert(outer.end(), units.begin(), units.end());
     return;
   }
-  join_unused(node.mapped());
+  complete(units);
+  running_backwards_.erase(task);
+}
+
+void CommContext::complete(std::vector<std::shared_ptr<Unit>>& units) {
+  join_late(units);
   reshard_deferred(nullptr);
   drop_unused_gathers();
-  if (is_last_backward_) {
-    post_forward_order_.clear();
-    wait_reduces();
-  } else {
-    drain_reduces(0);
-  }
-  for (auto& unit : node.mapped()) unit->restore_grads();
+  if (is_last_backward_) post_forward_order_.clear();
+  wait_reduces();
+  for (auto& unit : units) unit->restore_grads();
 }
 
 }  // namespace fsdpp::engine

@@ -48,9 +48,9 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   [[nodiscard]] SlotPool& gradient_pool() noexcept { return gradient_pool_; }
 
   // -- forward ---------------------------------------------------------------------------------------------------------
-  /// Called at each unit's pre-forward; true if the unit is the root of a new iteration.
-  bool enter_forward(Unit& unit);
-  void leave_forward(Unit& unit);
+  /// Called at each unit's pre-forward: starts an iteration if the unit is a root.
+  void enter_forward(Unit& unit);
+  void leave_forward();
   /// Notes that `unit` is used next and gathers ahead by last iteration's order.
   void record_forward_use(const std::shared_ptr<Unit>& unit);
   /// Notes that `unit` ended a forward that wants a backward; returns its place in that order.
@@ -61,8 +61,8 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void touch(const std::shared_ptr<Unit>& unit);
   /// Gathers ahead the unit used before `unit` in forward.
   void prefetch_backward(const Unit& unit);
-  /// Remembers a unit whose unused parameters may have to be reduced as zeros.
-  void note_unused_reducer(const std::shared_ptr<Unit>& unit);
+  /// Remembers a unit that may have to reduce at the end of a backward that does not reach it (Unit::owes_reduction).
+  void note_late_reducer(const std::shared_ptr<Unit>& unit);
   /// A reduction was issued; `finish` moves the result to its place once it is complete.
   void push_reduce(comm::Ticket ticket, std::function<void()> finish);
   /// Completes reductions until at most `in_flight` remain (CPU: blocks for each; CUDA: they complete in stream order).
@@ -76,16 +76,20 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void set_is_last_backward(bool value) noexcept { is_last_backward_ = value; }
   /// The next iteration's gathers wait for `event` in place of the current stream. One-shot.
   void set_post_optim_event(cuda::Event event) { post_optim_event_ = std::move(event); }
-  /// Abandons what a backward that ended by an exception left behind.
-  void reset_iteration();
+  /// Abandons what a forward or backward that ended by an exception left behind.
+  void reset_iteration() noexcept;
+  /// The number of models compared across ranks so far on this mesh.
+  [[nodiscard]] int next_model_check() noexcept { return model_checks_++; }
 
  private:
   void begin_iteration();
   void gather_ahead(const std::shared_ptr<Unit>& unit, bool forward);
   void drop_unused_gathers();
-  void join_unused(std::vector<std::shared_ptr<Unit>>& units);
+  void join_late(std::vector<std::shared_ptr<Unit>>& units);
+  void complete(std::vector<std::shared_ptr<Unit>>& units);
   void finish_backward(int task);
 
+  struct BackwardEnd;
   struct PendingReduce {
     comm::Ticket ticket;
     std::function<void()> finish;
@@ -95,11 +99,11 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   std::optional<cuda::Event> post_optim_event_;
   cuda::Stream gather_stream_, reduce_stream_, all_reduce_stream_;
   SlotPool gathered_pool_, gradient_pool_;
-  int forward_depth_ = 0;
+  int forward_depth_ = 0, model_checks_ = 0;
   bool is_last_backward_ = true;
   std::vector<std::weak_ptr<Unit>> forward_order_, last_forward_order_, post_forward_order_;
   std::map<int, std::vector<std::shared_ptr<Unit>>> running_backwards_;  ///< by autograd's graph task
-  std::vector<std::weak_ptr<Unit>> gathered_ahead_, reshard_later_, unused_reducers_;
+  std::vector<std::weak_ptr<Unit>> gathered_ahead_, reshard_later_, late_reducers_;
   std::vector<PendingReduce> reduces_;
 };
 

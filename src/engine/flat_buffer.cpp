@@ -167,7 +167,8 @@ void FlatBuffer::free_gathered(SlotPool& pool, cuda::StreamView last_user) {
   pool.release(std::exchange(gathered_slot_, nullptr), last_user);
 }
 
-void FlatBuffer::adopt_replaced_handles() {
+bool FlatBuffer::adopt_replaced_handles() {
+  bool adopted = false;
   for (auto& p : params_) {
     auto handle = p.handle();
     if (!handle.defined() || handle.unsafeGetTensorImpl()->storage().unsafeGetStorageImpl() == shard_storage()) continue;
@@ -180,7 +181,9 @@ void FlatBuffer::adopt_replaced_handles() {
     ShardAccess access;
     p.shard_view.copy_(handle.detach());
     point_handle(handle, p.shard_view);
+    adopted = true;
   }
+  return adopted;
 }
 
 bool FlatBuffer::has_unsharded_grads() const noexcept {
@@ -225,6 +228,7 @@ void FlatBuffer::accumulate(SlotPool& pool, cuda::StreamView stream) {
 }
 
 comm::Ticket FlatBuffer::reduce_scatter(comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
+  reducing_ = true;
   if (config_.world_size == 1) return {};
   int64_t n = plan_.slice_numel;
   void* base = grad_slot_->data();
@@ -294,6 +298,7 @@ void FlatBuffer::keep_partial(SlotPool& pool, cuda::StreamView stream) {
     run_cast({.dst = partial_.mutable_data_ptr(), .dst_dtype = dtype, .src = reduced_slice(), .src_dtype = dtype,
               .numel = plan_.slice_numel, .accumulate = !first}, stream);
   pool.release(std::exchange(grad_slot_, nullptr), stream);
+  reducing_ = false;
 }
 
 void FlatBuffer::finish_reduce(SlotPool& pool, cuda::StreamView stream, const ReducedHook& hook) {
@@ -311,6 +316,7 @@ void FlatBuffer::finish_reduce(SlotPool& pool, cuda::StreamView stream, const Re
     run_cast({.dst = sharded_grad_.mutable_data_ptr(), .dst_dtype = kernel_dtype(config_.dtype), .src = reduced_slice(),
               .src_dtype = reduce_dtype, .numel = n, .scale = scale, .accumulate = accumulate}, stream);
   pool.release(std::exchange(grad_slot_, nullptr), stream);
+  reducing_ = false;
   publish_sharded_gradients();
 }
 
@@ -349,6 +355,7 @@ void FlatBuffer::drop_gradients(SlotPool& pool, cuda::StreamView stream) {
   with_grad_.assign(params_.size(), false);
   pool.release(std::exchange(grad_slot_, nullptr), stream);
   partial_ = at::Tensor();
+  reducing_ = false;
 }
 
 }  // namespace fsdpp::engine

@@ -75,9 +75,9 @@ class FlatBuffer {
   comm::Ticket gather(SlotPool& pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
   /// Takes the gathered memory away again. `last_user`: the stream that may still read it.
   void free_gathered(SlotPool& pool, cuda::StreamView last_user);
-  /// Copies a handle's data back into the shard where the user replaced it (module->to(), set_data). Throws UsageError when
-  /// shape, dtype or device no longer fit.
-  void adopt_replaced_handles();
+  /// Copies a handle's data back into the shard, on the current stream, where the user replaced it (module->to(), set_data); true
+  /// if it did. Throws UsageError when shape, dtype or device no longer fit.
+  bool adopt_replaced_handles();
 
   // -- reduce ----------------------------------------------------------------------------------------------------------
   [[nodiscard]] bool has_unsharded_grads() const noexcept;
@@ -87,6 +87,8 @@ class FlatBuffer {
   [[nodiscard]] bool has_gradient_buffer() const noexcept { return grad_slot_ != nullptr; }
   /// Adds the unsharded gradients to the gradient buffer (reduce dtype, padding zero) on `stream`, and drops them.
   void accumulate(SlotPool& pool, cuda::StreamView stream);
+  /// A reduction of the gradient buffer was issued and not yet finished: the buffer must not be touched.
+  [[nodiscard]] bool is_reducing() const noexcept { return reducing_; }
   /// Issues the reduce-scatter of the gradient buffer on `stream`, in place.
   comm::Ticket reduce_scatter(comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
   /// Issues the all-reduce of the reduced slice among the replicas on `stream`, in place. What keep_partial kept is added first.
@@ -129,7 +131,7 @@ class FlatBuffer {
   std::vector<ParamState> params_;
   std::vector<kernels::PackPiece> gaps_;  ///< the padding of the flat buffer
   std::vector<bool> with_grad_;           ///< parameters whose gradient is in the gradient buffer
-  bool aliased_ = false;
+  bool aliased_ = false, reducing_ = false;
   at::Tensor shard_;                                  ///< 1-D [slice], original dtype
   c10::intrusive_ptr<c10::StorageImpl> gathered_;     ///< [world · slice], gathered dtype
   SlotPool::Slot* gathered_slot_ = nullptr;

@@ -24,8 +24,8 @@ ForwardCall::ForwardCall(const torch::nn::Module& module) : unit_(find_unit(&mod
 ForwardCall::~ForwardCall() {
   if (!entered_) return;
   try {  // forward threw: leave the unit sharded
-    if (!unit_->in_backward()) unit_->reshard();
-    unit_->context().leave_forward(*unit_);
+    unit_->abandon_forward();
+    unit_->context().leave_forward();
   } catch (...) {
   }
 }
@@ -55,7 +55,7 @@ void ForwardCall::output(at::Tensor& tensor) {
 void ForwardCall::leave() {
   entered_ = false;
   unit_->post_forward(will_backward_);
-  unit_->context().leave_forward(*unit_);
+  unit_->context().leave_forward();
 }
 
 }  // namespace fsdpp::engine

@@ -74,7 +74,9 @@ void check_same_model(CommContext& context, const std::string& description) {
   int other = 0;
   while (other < mesh.shard_size() && prints[other] == prints[0]) ++other;
   if (other == mesh.shard_size()) return;
-  auto key = [&](int rank) { return fmt::format("model/{}/{}", mesh.name(), rank); };
+  auto key = [&, n = context.next_model_check()](int rank) {
+    return fmt::format("model/{}/replica{}/{}/{}", mesh.name(), mesh.replicate_rank(), n, rank);
+  };
   mesh.world().store().set(key(mesh.shard_rank()), description);
   auto timeout = std::chrono::seconds(30);
   auto [first, second] = first_difference(mesh.world().store().get(key(0), timeout), mesh.world().store().get(key(other), timeout));

@@ -60,18 +60,4 @@ int64_t SlotPool::reserved_bytes() const noexcept {
   return sum;
 }
 
-int64_t SlotPool::in_use_bytes() const noexcept {
-  int64_t sum = 0;
-  for (auto& slot : slots_) sum += slot->in_use ? slot->bytes : 0;
-  return sum;
-}
-
-void SlotPool::trim() {
-  std::erase_if(slots_, [](auto& slot) {
-    if (slot->in_use) return false;
-    slot->free_event.synchronize();
-    return true;
-  });
-}
-
 }  // namespace fsdpp::engine

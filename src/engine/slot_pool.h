@@ -39,9 +39,6 @@ class SlotPool {
   void release(Slot* slot, cuda::StreamView last_user);
 
   [[nodiscard]] int64_t reserved_bytes() const noexcept;
-  [[nodiscard]] int64_t in_use_bytes() const noexcept;
-  /// Frees the slots that are not in use. Blocks the host until their last users are done.
-  void trim();
 
  private:
   c10::Device device_;

@@ -80,19 +80,28 @@ bool Unit::manages(const torch::nn::Module* module) const {
   return std::any_of(modules_.begin(), modules_.end(), [&](auto& weak) { return weak.lock().get() == module; });
 }
 
+std::vector<std::shared_ptr<torch::nn::Module>> Unit::modules() const {
+  std::vector<std::shared_ptr<torch::nn::Module>> alive;
+  for (auto& weak : modules_)
+    if (auto m = weak.lock()) alive.push_back(std::move(m));
+  return alive;
+}
+
 std::string Unit::describe() const {
-  std::string text;
+  auto text = fmt::format("unit '{}' group after forward {} borrows {}\n", name_, group_after_forward(), borrowed_.size());
   for (auto& b : buffers_)
-    for (auto& p : b->params())
-      text += fmt::format("unit '{}' parameter '{}' {} {} gathered as {} reduced in {}\n", name_, p.name,
-                          fmt::join(p.sizes, "x"), c10::toString(b->config().dtype), c10::toString(b->config().gathered_dtype),
-                          c10::toString(b->config().reduce_dtype));
+    for (auto& p : b->params()) {
+      auto h = p.handle();
+      text += fmt::format("unit '{}' parameter '{}' {} {} {} gathered as {} reduced in {}\n", name_, p.name, fmt::join(p.sizes, "x"),
+                          c10::toString(b->config().dtype), h.defined() && h.requires_grad() ? "trainable" : "frozen",
+                          c10::toString(b->config().gathered_dtype), c10::toString(b->config().reduce_dtype));
+    }
   return text;
 }
 
 void Unit::initialise_root() {
   auto root = module();
-  if (root_initialised_ || !root) return;
+  if (root_initialised_ || under_root_ || !root) return;
   std::unordered_map<const c10::TensorImpl*, std::string> names;
   for (auto& p : root->named_parameters(true)) names.emplace(p.value().unsafeGetTensorImpl(), p.key());
   std::string description;
@@ -114,7 +123,7 @@ void Unit::initialise_root() {
 
 void Unit::set_reduce_unused_params(bool value) {
   reduces_unused_ = value;
-  context_->note_unused_reducer(shared_from_this());
+  context_->note_late_reducer(shared_from_this());
 }
 
 void Unit::set_gradient_divide_factor(double factor) {
@@ -123,7 +132,10 @@ void Unit::set_gradient_divide_factor(double factor) {
     if (c10::isFloatingType(b->config().dtype)) b->set_divide_factor(factor);
 }
 
-void Unit::set_root_default(bool is_root) { root_default_ = is_root; }
+void Unit::set_root_default(bool is_root) {
+  root_default_ = is_root;
+  under_root_ = !is_root;
+}
 
 // -- memory and handles --------------------------------------------------------------------------------------------------
 
@@ -160,7 +172,9 @@ void Unit::gather(GatherReason reason) {
   bool from_group = has_group_pieces();
   if (from_group && !cache_is_current()) drop_group_pieces(), from_group = false;
   if (reason == GatherReason::Explicit || from_group) stream.wait(context_->compute_stream());
-  for (auto& b : buffers_) b->adopt_replaced_handles();
+  bool adopted = false;
+  for (auto& b : buffers_) adopted = b->adopt_replaced_handles() || adopted;
+  if (adopted) stream.wait(context_->compute_stream());
   gather_buffers(stream, from_group);
   for (auto& b : buffers_)
     for (auto& p : b->params())
@@ -241,6 +255,12 @@ void Unit::pre_forward() {
     if (auto owner = weak.lock()) owner->pre_forward();
 }
 
+void Unit::abandon_forward() {
+  for (auto& weak : borrowed_)
+    if (auto owner = weak.lock()) owner->abandon_forward();
+  if (!in_backward()) reshard();
+}
+
 int Unit::group_after_forward() const {
   int group = options_.reshard_after_forward ? options_.reshard_after_forward->group() : root_default_ ? 1 : 0;
   return group == context_->mesh().shard_size() && group > 1 ? 0 : group;
@@ -295,11 +315,20 @@ std::string Unit::name_of(const at::Tensor& tensor) const {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   for (auto& b : buffers_)
     for (auto& p : b->params())
-      if (storage == b->shard_storage() && tensor.storage_offset() >= p.shard_view.storage_offset() &&
-          tensor.storage_offset() <= p.shard_view.storage_offset() + p.shard_view.numel())
-        if (auto h = p.handle(); h.unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl() || tensor.numel() <= p.shard_view.numel())
-          return p.name;
+      if (p.handle().is_same(tensor)) return p.name;
+  for (auto& b : buffers_)
+    for (auto& p : b->params()) {
+      int64_t begin = p.shard_view.storage_offset(), end = begin + p.shard_view.numel();
+      if (storage == b->shard_storage() && tensor.storage_offset() >= begin && tensor.storage_offset() < end) return p.name;
+    }
   return name_;
+}
+
+at::Tensor Unit::local_shard(const at::Tensor& parameter) const {
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (p.handle().is_same(parameter)) return state_ == UnitState::Shown ? p.shard_view : parameter;
+  fail<UsageError>("unit '{}' does not manage this tensor", name_);
 }
 
 void Unit::unshard_on_demand() { pre_backward(); }

@@ -45,6 +45,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const { return modules_.front().lock(); }
+  [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> modules() const;
   [[nodiscard]] bool manages(const torch::nn::Module* module) const;
   [[nodiscard]] CommContext& context() const noexcept { return *context_; }
   [[nodiscard]] std::vector<std::unique_ptr<FlatBuffer>>& buffers() noexcept { return buffers_; }
@@ -69,6 +70,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void hide();
   /// Gives the gathered memory back.
   void reshard();
+  /// Forward threw: this unit and those it borrows from are sharded again.
+  void abandon_forward();
   /// Parameters tied to another unit's: that unit is gathered along with this one.
   void borrow(std::weak_ptr<Unit> owner) { borrowed_.push_back(std::move(owner)); }
 
@@ -82,6 +85,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void after_accumulate(FlatBuffer& buffer, size_t param);
   /// Called once at the end of each backward that touched the unit.
   void finish_backward();
+  /// Whether gradients kept without synchronisation wait here for a backward that has it.
+  [[nodiscard]] bool owes_reduction() const;
   /// Called at the end of a backward that did not, if the unit reduces unused parameters as zeros.
   void join_backward_unused();
   /// Hands the sharded gradients to the handles.
@@ -95,6 +100,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] bool serves_operators(const at::Tensor& tensor) const;
   [[nodiscard]] bool is_shard_of(const at::Tensor& tensor) const;
   [[nodiscard]] std::string name_of(const at::Tensor& tensor) const;
+  /// The local shard of a parameter, whatever its handle shows. REQUIRES: it is this unit's.
+  [[nodiscard]] at::Tensor local_shard(const at::Tensor& parameter) const;
   void unshard_on_demand();
 
   // -- switches and readings -------------------------------------------------------------------------------------------
@@ -132,6 +139,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void begin_backward(int task);
   void post_backward();
   void reduce();
+  void accumulate();
+  void settle_reductions();
   void finish_reduce(const std::vector<FlatBuffer*>& reducing);
   [[nodiscard]] bool has_frozen_params() const;
 
@@ -144,7 +153,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitState state_ = UnitState::Sharded;
   comm::Ticket gather_ticket_;
   cuda::StreamView accumulator_stream_;
-  bool root_default_ = false, root_initialised_ = false;
+  bool root_default_ = false, root_initialised_ = false, under_root_ = false;
   bool requires_gradient_sync_ = true, requires_all_reduce_ = true, reshard_after_backward_ = true;
   bool unshards_in_backward_ = true, reduces_unused_ = false;
   FlatBuffer::ReducedHook reduced_hook_;

@@ -1,4 +1,5 @@
 #include <ATen/ops/add.h>
+#include <algorithm>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -31,6 +32,7 @@ void Unit::pre_backward() {
   if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
   if (!unshards_in_backward_ && state_ == UnitState::Sharded) return;
   gather(GatherReason::Backward);
+  if (expected_grads_ == 0) context_->reshard_later(shared_from_this());  // no gradient of its own will say that it is done
   context_->prefetch_backward(*this);
   show();
   for (auto& weak : borrowed_)
@@ -72,16 +74,39 @@ void Unit::post_backward() {
     context_->reshard_later(shared_from_this());  // their values may still be read for the inputs' gradients
   else
     reshard();
-  if (requires_gradient_sync_) {
+  if (requires_gradient_sync_)
     reduce();
-    return;
-  }
+  else
+    accumulate();
+}
+
+// A second reduction in one backward (a module used again after its gradients were reduced) waits for the first.
+void Unit::settle_reductions() {
   for (auto& b : buffers_)
-    if (b->has_unsharded_grads()) b->accumulate(context_->gradient_pool(), context_->compute_stream());
+    if (b->is_reducing()) return context_->drain_reduces(0);
+}
+
+void Unit::accumulate() {
+  settle_reductions();
+  for (auto& b : buffers_) {
+    if (!b->has_unsharded_grads()) continue;
+    if (b->plan().slice_numel == 0)
+      b->reduce_locally(context_->compute_stream());  // gradients without elements: nothing to add up
+    else
+      b->accumulate(context_->gradient_pool(), context_->compute_stream());
+  }
+  context_->note_late_reducer(shared_from_this());
+}
+
+bool Unit::owes_reduction() const {
+  if (!requires_gradient_sync_) return false;
+  if (reduces_unused_) return true;
+  return std::any_of(buffers_.begin(), buffers_.end(), [](auto& b) { return b->has_accumulated() && !b->is_reducing(); });
 }
 
 void Unit::reduce() {
   trace::Scope scope(trace::Kind::Reduce, name_);
+  settle_reductions();
   auto compute = context_->compute_stream();
   std::vector<FlatBuffer*> reducing;
   bool any = false;
@@ -90,7 +115,8 @@ void Unit::reduce() {
     if (!b->has_unsharded_grads() && !b->has_accumulated() && !fill) continue;
     any = true;
     if (fill) b->use_zeros_for_missing();
-    if (!context_->reduces_on_wire() && !b->has_accumulated() && !reduced_hook_) {
+    bool direct = !context_->reduces_on_wire() && !b->has_accumulated() && !reduced_hook_;
+    if (direct || b->plan().slice_numel == 0) {
       b->reduce_locally(compute);
       continue;
     }
@@ -145,7 +171,7 @@ void Unit::join_backward_unused() {
 }
 
 void Unit::finish_backward() {
-  bool pending = reduces_unused_ && seen_grads_ == 0;
+  bool pending = owes_reduction() && seen_grads_ == 0;
   for (auto& b : buffers_) pending = pending || b->has_unsharded_grads();
   if (pending) post_backward();
   if (reshard_after_backward_)
