@@ -26,7 +26,7 @@ function audit(r){const a=r.audit,bad=a.errors.length>0,c=a.counts;
  const warn=odd.length>0||a.notes.length>0;
  return h('section',{class:'card audit'+(bad?' bad':warn?' warn':''),id:'audit'},
   h('h2',null,bad?'Audit: this trace can\u2019t be trusted':warn?'Audit: complete except for what is listed':'Audit: nothing is missing'),
-  h('div',null,digits(c.launches,0)+' launches · '+digits(c.kernels,0)+' kernels'+(c['graph kernels']?' ('+digits(c['graph kernels'],0)+' from graphs)':'')+' · '+digits(c['dropped records'],0)+' dropped records'),
+  h('div',null,c.launches===0&&c.kernels===0?'No device was traced.':digits(c.launches,0)+' launches · '+digits(c.kernels,0)+' kernels'+(c['graph kernels']?' ('+digits(c['graph kernels'],0)+' from graphs)':'')+' · '+digits(c['dropped records'],0)+' dropped records'),
   bad||warn?h('ul',null,a.errors.map(t=>h('li',null,h('b',null,t))),odd.map(([k,v])=>h('li',null,k+': '+digits(v,0))),a.notes.map(t=>h('li',null,t))):null,
   Object.keys(a.overhead_ms).length?h('div',{class:'sub'},'Overheads: '+Object.entries(a.overhead_ms).map(([k,v])=>k+' '+ms(v)).join(' · ')):null)}
 
@@ -51,13 +51,13 @@ function roof(r){if(!D.ceilings)return card('Roofline',null,'half',empty('The ro
  return card('Roofline','Roofs: '+D.ceilings.origin+'. Size: total time.','half',some?roofline(r.kernels,D.ceilings):empty('No kernel has both FLOPs and bytes. Record shapes and FLOPs, or allow counters.'))}
 
 const TONE={'memory-bound':'m','memory-leaning':'m','cache-bound':'m','compute-bound':'c','compute-leaning':'c','launch-bound':'x','wait-bound':'x','latency-bound':'l'};
-function kernels(r){return card('Top kernels',r.source.text+'.','',h('div',{class:'scroll'},h('table',{id:'kernel-table'},
- th('kernel','#total','#calls','#mean','#compute','#memory','verdict'),r.kernels.map(k=>h('tr',null,
+function kernels(r){return card(r.device<0?'Top operators':'Top kernels',(r.device<0?'No kernel ran on a device: operators of the host by their own time. ':'')+r.source.text+'.','',h('div',{class:'scroll'},h('table',{id:'kernel-table'},
+ th(r.device<0?'operator':'kernel','#total','#calls','#mean','#compute','#memory','verdict'),r.kernels.map(k=>h('tr',null,
   h('td',{class:'name'},h('span',{class:'mono'},k.name),k.op?h('div',{class:'sub'},k.op):null),
   h('td',{class:'num'},ms(k.total_ms),h('span',{class:'bar'},h('i',{style:'width:'+(100*k.share).toFixed(1)+'%'+(k.communication?';background:var(--exposed)':'')}))),
   h('td',{class:'num'},digits(k.count,0)),h('td',{class:'num'},digits(k.mean_us,1)+' µs'),
   h('td',{class:'num'},pct(k.compute_percent)),h('td',{class:'num'},pct(k.memory_percent)),
-  h('td',null,h('span',{class:'pill '+(TONE[k.bound]||'')},k.bound),' ',h('span',{class:'sub'},k.source),h('div',{class:'sub'},k.fix)))))))}
+  h('td',null,h('span',{class:'pill '+(TONE[k.bound]||'')},k.bound),' ',h('span',{class:'sub'},k.source),k.bound==='unknown'?null:h('div',{class:'sub'},k.fix)))))))}
 
 function memory(r){const m=r.memory;if(!m.points.length)return card('Memory over time',null,'',empty('Allocations were not recorded (profile_memory).'));
  return card('Memory over time','By category; the dashed line is the peak, '+bytes(m.peak.total)+' at '+ms(m.peak.at_ms)+'.','',areas(m),

@@ -14,7 +14,6 @@
 namespace fsdpp::profiler::testing {
 namespace {
 
-using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -72,6 +71,15 @@ TEST(Page, OfAHandMadeScheduleThenNumbersAreInTheDocument) {
   EXPECT_THAT(page.dom, HasSubstr("<b id=\"kpi-overlap\">33.3 %</b>"));
   EXPECT_THAT(page.dom, HasSubstr("Sum exposed: 1.000 ms."));
   EXPECT_THAT(page.dom, HasSubstr("Allocations were not recorded"));
+}
+
+TEST(Page, OfAHostTraceThenOperatorsAreShown) {
+  Schedule s(0, 1'000'000);
+  s.op("aten::mm", 0, 500'000);
+  const Rendered page = render({s.trace});
+  EXPECT_EQ(page.console, "");
+  EXPECT_THAT(page.dom, HasSubstr("Top operators"));
+  EXPECT_THAT(page.dom, HasSubstr("No device was traced."));
 }
 
 TEST(Page, OfAnEmptyTraceThenNoErrorsAndAuditComplains) {
