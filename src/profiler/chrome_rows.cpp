@@ -1,5 +1,7 @@
 #include "profiler/chrome_writer.h"
 
+#include "fsdpp/profiler/analysis.h"
+
 namespace fsdpp::profiler {
 namespace {
 
@@ -106,6 +108,7 @@ void RankEvents::instant(const MemoryEvent& m) {
     args.number("Total Reserved", m.reserved_bytes);
     args.number("Device Type", m.device < 0 ? 0 : 1);
     args.number("Device Id", m.device);
+    args.text("Category", to_string(m.category));
   }
   file_.flush(1 << 20);
 }

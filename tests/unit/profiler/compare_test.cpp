@@ -102,8 +102,7 @@ class Reader : public ::testing::Test {
 };
 
 TEST_F(Reader, OfAChromeTraceThenTheSameNumbers) {
-  Trace t = Example().trace();
-  t.memory.clear();  // the format has no categories
+  const Trace t = Example().trace();
   const Analysis direct = analyse(t);
   for (const char* name : {"one.json", "one.json.gz"}) {
     export_chrome_trace(file(name), t);
@@ -119,6 +118,8 @@ TEST_F(Reader, OfAChromeTraceThenTheSameNumbers) {
     EXPECT_EQ(read.units[0].exposed_ns, direct.units[0].exposed_ns);
     EXPECT_EQ(read.loader.total_ns, direct.loader.total_ns);
     EXPECT_EQ(read.steps.size(), direct.steps.size());
+    EXPECT_EQ(read.memory.peak.bytes, direct.memory.peak.bytes);
+    EXPECT_GT(read.memory.peak.total(), int64_t{10} << 30);
     EXPECT_EQ(back[0].audit.launches, t.audit.launches);
     EXPECT_EQ(back[0].devices.at(0).name, "NVIDIA H200");
     const auto a = speed_of_light(t, direct, data_sheet_ceilings("NVIDIA H200"));
