@@ -190,9 +190,9 @@ void CommContext::note_late_reducer(const std::shared_ptr<Unit>& unit) {
 void CommContext::join_late(std::vector<std::shared_ptr<Unit>>& units) {
   for (auto& weak : late_reducers_) {
     auto unit = weak.lock();
-    if (!unit || !unit->owes_reduction() || std::find(units.begin(), units.end(), unit) != units.end()) continue;
-    unit->join_backward_unused();
-    units.push_back(unit);
+    if (!unit || !unit->owes_reduction()) continue;
+    unit->reduce_late();
+    if (std::find(units.begin(), units.end(), unit) == units.end()) units.push_back(unit);
   }
 }
 

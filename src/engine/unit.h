@@ -87,8 +87,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void finish_backward();
   /// Whether gradients kept without synchronisation wait here for a backward that has it.
   [[nodiscard]] bool owes_reduction() const;
-  /// Called at the end of a backward that did not, if the unit reduces unused parameters as zeros.
-  void join_backward_unused();
+  /// Called at the end of a backward if owes_reduction(), in one order on all ranks.
+  void reduce_late();
   /// Hands the sharded gradients to the handles.
   void restore_grads();
   /// After a backward that ended by an exception: drops its gradients, shards the unit.

@@ -74,7 +74,8 @@ void Unit::post_backward() {
     context_->reshard_later(shared_from_this());  // their values may still be read for the inputs' gradients
   else
     reshard();
-  if (requires_gradient_sync_)
+  // Ranks may differ in which units a backward reaches, and when: those that allow it reduce at its end, in one order.
+  if (requires_gradient_sync_ && !reduces_unused_)
     reduce();
   else
     accumulate();
@@ -158,20 +159,19 @@ void Unit::finish_reduce(const std::vector<FlatBuffer*>& reducing) {
   for (auto* b : reducing) b->finish_reduce(pool, stream, reduced_hook_);
 }
 
-// A unit that backward did not reach joins it with zeros, so that ranks that did reach it find a partner.
-void Unit::join_backward_unused() {
+// Gradients that wait here, and zeros for what a backward did not reach where the unit allows that.
+void Unit::reduce_late() {
   for (auto& b : buffers_)
     for (auto& p : b->params())
       if (auto h = p.handle(); h.defined() && h.requires_grad() && !p.grad_put_aside) {
         p.grad_put_aside = true;
         p.sharded_grad = std::exchange(h.mutable_grad(), at::Tensor());
       }
-  seen_grads_ = 0;
-  finish_backward();
+  reduce();
 }
 
 void Unit::finish_backward() {
-  bool pending = owes_reduction() && seen_grads_ == 0;
+  bool pending = owes_reduction() && !reduces_unused_ && seen_grads_ == 0;
   for (auto& b : buffers_) pending = pending || b->has_unsharded_grads();
   if (pending) post_backward();
   if (reshard_after_backward_)

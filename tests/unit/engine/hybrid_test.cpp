@@ -151,8 +151,8 @@ TEST(Switches, UnusedParametersCanBeReducedAsZeros) {
     auto a = std::make_shared<Vec>(4), b = std::make_shared<Vec>(4);
     for (auto& m : {a, b}) fully_shard(m, mesh).set_reduce_scatter_unused_params(true);
     for (int step = 1; step <= 2; ++step) {
-      (void)call(*a), (void)call(*b);
-      (call(world->rank() == 0 ? *a : *b) * 2.0).backward();  // rank 0 uses a, rank 1 uses b
+      auto x = call(*a), y = call(*b);
+      ((world->rank() == 0 ? x : y) * 2.0).backward();  // rank 0 uses a, rank 1 uses b
       for (auto& m : {a, b}) EXPECT_TRUE(at::equal(m->w.grad(), at::full_like(m->w.grad(), 1.0 * step)));
     }
   });
