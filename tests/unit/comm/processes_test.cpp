@@ -147,7 +147,7 @@ TEST(PeerDeath, RankIsKilledThenOthersNameItAtOnce) {
 TEST(PeerDeath, RankIsStoppedThenItsHeartbeatTells) {
   auto ranks = rank_environments(2, free_port());
   for (auto& rank : ranks) rank["FSDPP_HEARTBEAT_S"] = "1";
-  const auto results = run("silent", ranks, {.all = 6s});
+  const auto results = run("silent", ranks, {.all = 12s});
   EXPECT_EQ(results[0].exit_code, kCommError) << results[0].output;
   EXPECT_THAT(results[0].output, AllOf(HasSubstr("rank 1"), HasSubstr("no sign of life")));
   EXPECT_TRUE(results[1].late) << "it was stopped, so only the test could end it";
