@@ -91,7 +91,8 @@ std::vector<UnitCommunication> exposed_communication(const Trace& trace, const s
   return out;
 }
 
-LaunchGaps launch_gaps(const Trace& trace, const std::vector<Work>& activities, const std::vector<IdlePiece>& idle, int limit) {
+LaunchGaps launch_gaps(const Trace& trace, const std::vector<Work>& activities, const std::vector<IdlePiece>& idle,
+                       int limit) {
   LaunchGaps out;
   for (const IdlePiece& piece : idle) {
     if (piece.cause != IdleCause::LaunchBound) continue;

@@ -35,7 +35,9 @@ std::string scope_name(const Trace& trace, int scope) {
   return "(no unit)";
 }
 
-std::string unit_of(const Trace& trace, const Collective& c) { return c.label.empty() ? scope_name(trace, c.scope) : c.label; }
+std::string unit_of(const Trace& trace, const Collective& c) {
+  return c.label.empty() ? scope_name(trace, c.scope) : c.label;
+}
 
 std::unordered_map<int, int> collectives_by_kernel(const Trace& trace) {
   std::unordered_map<int, int> out;

@@ -28,8 +28,8 @@ bool starts_with_any(const std::string& text, std::initializer_list<const char*>
   return std::any_of(heads.begin(), heads.end(), [&](const char* head) { return text.starts_with(head); });
 }
 bool allocates(const std::string& name) {
-  return starts_with_any(name, {"cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemRelease",
-                                "cuMemAlloc", "cuMemFree"});
+  return starts_with_any(name, {"cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMemCreate", "cuMemMap", "cuMemUnmap",
+                                "cuMemRelease", "cuMemAlloc", "cuMemFree"});
 }
 bool waits(const std::string& name) { return name.find("Synchronize") != std::string::npos; }
 
@@ -55,8 +55,9 @@ void claim_calls(const Trace& trace, Claim& allocation, Claim& sync) {
 /// In the order in which they may claim.
 std::vector<Claim> claims_of(const Trace& trace) {
   std::vector<Claim> c;
-  for (const IdleCause cause : {IdleCause::QueueFull, IdleCause::ModuleLoading, IdleCause::Profiler, IdleCause::DataLoader,
-                                IdleCause::Allocation, IdleCause::Communication, IdleCause::Synchronisation}) {
+  for (const IdleCause cause :
+       {IdleCause::QueueFull, IdleCause::ModuleLoading, IdleCause::Profiler, IdleCause::DataLoader,
+        IdleCause::Allocation, IdleCause::Communication, IdleCause::Synchronisation}) {
     c.push_back({cause, {}});
   }
   claim_overheads(trace, c[0], c[1], c[2]);
@@ -107,7 +108,8 @@ class Splitter {
       if (left.empty()) return;
       const Intervals taken = near(c.of(thread), part);
       const Intervals mine = intersect(left, taken);
-      if (c.cause == IdleCause::Synchronisation && sync_explains_rest && !taken.empty()) rest = IdleCause::Synchronisation;
+      if (c.cause == IdleCause::Synchronisation && sync_explains_rest && !taken.empty())
+        rest = IdleCause::Synchronisation;
       add(c.cause, mine, next);
       left = subtract(left, mine);
     }
@@ -144,9 +146,9 @@ Intervals busy(const std::vector<Work>& activities, Work::Kind kind) {
 }  // namespace
 
 const char* to_string(IdleCause cause) noexcept {
-  static constexpr const char* kNames[kIdleCauses] = {"communication", "data loader",    "launch-bound", "synchronisation",
-                                                      "queue full",    "allocation",     "module loading", "profiler",
-                                                      "copy",          "dispatch", "other"};
+  static constexpr const char* kNames[kIdleCauses] = {
+      "communication",  "data loader", "launch-bound", "synchronisation", "queue full", "allocation",
+      "module loading", "profiler",    "copy",         "dispatch",        "other"};
   return kNames[static_cast<int>(cause)];
 }
 

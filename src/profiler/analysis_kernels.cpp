@@ -32,7 +32,8 @@ struct Summaries {
   std::vector<KernelSummary> take(int limit) {
     int64_t all = 0;
     for (const KernelSummary& row : rows) all += row.total_ns;
-    for (KernelSummary& row : rows) row.share = all > 0 ? static_cast<double>(row.total_ns) / static_cast<double>(all) : 0;
+    for (KernelSummary& row : rows)
+      row.share = all > 0 ? static_cast<double>(row.total_ns) / static_cast<double>(all) : 0;
     std::stable_sort(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.total_ns > b.total_ns; });
     if (limit > 0 && std::ssize(rows) > limit) rows.resize(static_cast<size_t>(limit));
     return std::move(rows);
@@ -86,7 +87,8 @@ LaunchQueue launch_queue(const Trace& trace, int device, Window window) {
     changes.emplace_back(it->second, 1);
     changes.emplace_back(std::max(k.start_ns, it->second), -1);
   }
-  std::sort(changes.begin(), changes.end(), [](auto& a, auto& b) { return a.first != b.first ? a.first < b.first : a.second > b.second; });
+  std::sort(changes.begin(), changes.end(),
+            [](auto& a, auto& b) { return a.first != b.first ? a.first < b.first : a.second > b.second; });
   LaunchQueue out;
   int64_t depth = 0, sum = 0, launches = 0;
   for (const auto& [time, change] : changes) {

@@ -55,7 +55,8 @@ std::vector<MemoryPoint> thinned(const std::vector<MemoryPoint>& points, int lim
   return out;
 }
 
-std::vector<MemoryOwner> owners_at(const Trace& trace, const std::vector<const MemoryEvent*>& events, size_t last, int64_t before) {
+std::vector<MemoryOwner> owners_at(const Trace& trace, const std::vector<const MemoryEvent*>& events, size_t last,
+                                   int64_t before) {
   Follower follower(events, before);
   for (size_t i = 0; i <= last; ++i) follower.apply(*events[i], i);
   std::map<std::pair<MemoryEvent::Category, std::string>, MemoryOwner> owners;
@@ -74,7 +75,8 @@ std::vector<MemoryOwner> owners_at(const Trace& trace, const std::vector<const M
 }  // namespace
 
 const char* to_string(MemoryEvent::Category category) noexcept {
-  static constexpr const char* kNames[kMemoryCategories] = {"parameters", "gradients", "gathered", "activations", "optimizer", "other"};
+  static constexpr const char* kNames[kMemoryCategories] = {"parameters",  "gradients", "gathered",
+                                                            "activations", "optimizer", "other"};
   return kNames[static_cast<int>(category)];
 }
 

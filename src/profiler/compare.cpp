@@ -20,10 +20,12 @@ using Change = Difference::Verdict;
 json summary_of(const std::string& text, const char* which) {
   const json report = json::parse(text, nullptr, false);
   const bool ours = report.is_object() && report.value("schema", "") == "fsdpp.report" && report.contains("summary");
-  FSDPP_ENFORCE(ours, UsageError, "diff: expected the {} file to be a report of fsdpp-prof as JSON, got something else", which);
+  FSDPP_ENFORCE(ours, UsageError, "diff: expected the {} file to be a report of fsdpp-prof as JSON, got something else",
+                which);
   const int version = report.value("version", 0);
-  FSDPP_ENFORCE(version == kReportVersion, UsageError, "diff: expected format {} in the {} file, got {}. Try: write both with one version.",
-                kReportVersion, which, version);
+  FSDPP_ENFORCE(version == kReportVersion, UsageError,
+                "diff: expected format {} in the {} file, got {}. Try: write both with one version.", kReportVersion,
+                which, version);
   return report["summary"];
 }
 
@@ -75,8 +77,9 @@ std::string Comparison::text() const {
   for (const Difference& d : rows) {
     if (d.verdict == Change::Same && d.figure != "step") continue;
     const char* names[] = {"same", "better", "REGRESSION"};
-    out += fmt::format("{:<10}  {:>14} -> {:>14}  {:>8}  {}\n", names[static_cast<int>(d.verdict)], value_text(d, d.before),
-                       value_text(d, d.after), std::isinf(d.percent()) ? "new" : fmt::format("{:+.1f} %", d.percent()), d.figure);
+    out += fmt::format("{:<10}  {:>14} -> {:>14}  {:>8}  {}\n", names[static_cast<int>(d.verdict)],
+                       value_text(d, d.before), value_text(d, d.after),
+                       std::isinf(d.percent()) ? "new" : fmt::format("{:+.1f} %", d.percent()), d.figure);
   }
   return out;
 }
@@ -95,7 +98,8 @@ Comparison compare(const std::string& before, const std::string& after, const Co
     out.rows.push_back(d);
   }
   std::stable_sort(out.rows.begin(), out.rows.end(), [](const Difference& a, const Difference& b) {
-    return rank_of(a.verdict) != rank_of(b.verdict) ? rank_of(a.verdict) < rank_of(b.verdict) : a.percent() > b.percent();
+    return rank_of(a.verdict) != rank_of(b.verdict) ? rank_of(a.verdict) < rank_of(b.verdict)
+                                                    : a.percent() > b.percent();
   });
   return out;
 }

@@ -16,6 +16,7 @@ namespace fsdpp::profiler {
 
 /// Functions of libcupti and libcuda, looked up once per library path.
 struct CuptiApi {
+// clang-format off
 #define FSDPP_CUPTI_FUNCTIONS(X)                                                                                       \
   X(cuptiProfilerInitialize) X(cuptiProfilerDeviceSupported) X(cuptiDeviceGetChipName) X(cuptiProfilerGetCounterAvailability) \
   X(cuptiProfilerHostInitialize) X(cuptiProfilerHostDeinitialize) X(cuptiProfilerHostGetSupportedChips)                \
@@ -28,6 +29,7 @@ struct CuptiApi {
   X(cuptiPmSamplingDisable) X(cuptiPmSamplingSetConfig) X(cuptiPmSamplingStart) X(cuptiPmSamplingStop)                 \
   X(cuptiPmSamplingDecodeData) X(cuptiPmSamplingGetCounterDataSize) X(cuptiPmSamplingCounterDataImageInitialize)       \
   X(cuptiPmSamplingGetCounterDataInfo) X(cuptiPmSamplingCounterDataGetSampleInfo)
+// clang-format on
 #define FSDPP_CUPTI_POINTER(name) decltype(&::name) name = nullptr;
   FSDPP_CUPTI_FUNCTIONS(FSDPP_CUPTI_POINTER)
 #undef FSDPP_CUPTI_POINTER

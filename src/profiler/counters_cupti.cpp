@@ -17,14 +17,18 @@ namespace {
 
 MetricSet checked_set(const std::string& name, const std::string& chip) {
   MetricSet set = metric_set(name, chip);
-  FSDPP_ENFORCE(!set.metrics.empty(), ConfigError, "counters: expected a metric set of {}, got '{}'. Try: V1.", chip, name);
+  FSDPP_ENFORCE(!set.metrics.empty(), ConfigError, "counters: expected a metric set of {}, got '{}'. Try: V1.", chip,
+                name);
   return set;
 }
 
 class CuptiRangeCounters final : public RangeCounters {
  public:
   CuptiRangeCounters(const CuptiApi& api, int device, CounterRequest request, int max_kernels)
-      : api_(api), context_(current_context()), chip_(chip_of(api, device)), metrics_(checked_set(request.set, chip_).metrics),
+      : api_(api),
+        context_(current_context()),
+        chip_(chip_of(api, device)),
+        metrics_(checked_set(request.set, chip_).metrics),
         host_(api, CounterKind::Range, chip_, range_availability(api, context_)) {
     check_cupti(host_.configure(metrics_), "configuration of the range profiler");
     request.passes = host_.passes();
@@ -126,11 +130,14 @@ class CuptiRangeCounters final : public RangeCounters {
 class CuptiPmSampler final : public PmSampler {
  public:
   CuptiPmSampler(const CuptiApi& api, int device, const std::string& set, int64_t interval_ns, int64_t max_samples)
-      : api_(api), chip_(chip_of(api, device)), metrics_(checked_set(set, chip_).metrics),
-        host_(api, CounterKind::PmSampling, chip_, pm_availability(api, device)), max_samples_(max_samples) {
+      : api_(api),
+        chip_(chip_of(api, device)),
+        metrics_(checked_set(set, chip_).metrics),
+        host_(api, CounterKind::PmSampling, chip_, pm_availability(api, device)),
+        max_samples_(max_samples) {
     check_cupti(host_.configure(metrics_), "configuration of PM sampling");
-    FSDPP_ENFORCE(host_.passes() == 1, ConfigError, "counters: PM sampling takes sets of one pass, {} has {}. Try: V1-PM.", set,
-                  host_.passes());
+    FSDPP_ENFORCE(host_.passes() == 1, ConfigError,
+                  "counters: PM sampling takes sets of one pass, {} has {}. Try: V1-PM.", set, host_.passes());
     FSDPP_CUPTI_PARAMS(CUpti_PmSampling_Enable_Params, p);
     p.deviceIndex = static_cast<size_t>(device);
     check_cupti(api_.cuptiPmSamplingEnable(&p), "PM sampling");
@@ -231,7 +238,8 @@ class CuptiPmSampler final : public PmSampler {
       p.sampleIndex = i;
       error_ = api_.cuptiPmSamplingCounterDataGetSampleInfo(&p);
       if (error_ != CUPTI_SUCCESS) return;
-      samples_.push_back({static_cast<int64_t>(p.startTimestamp), static_cast<int64_t>(p.endTimestamp), host_.evaluate(data_, i, metrics_)});
+      samples_.push_back({static_cast<int64_t>(p.startTimestamp), static_cast<int64_t>(p.endTimestamp),
+                          host_.evaluate(data_, i, metrics_)});
     }
   }
   void end() {
@@ -283,10 +291,12 @@ std::string chip_of(const CuptiApi& api, int device) {
 
 CUcontext current_context() {
   static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  auto* const get = driver == nullptr ? nullptr : reinterpret_cast<decltype(&cuCtxGetCurrent)>(dlsym(driver, "cuCtxGetCurrent"));
+  auto* const get =
+      driver == nullptr ? nullptr : reinterpret_cast<decltype(&cuCtxGetCurrent)>(dlsym(driver, "cuCtxGetCurrent"));
   CUcontext context = nullptr;
   const bool found = get != nullptr && get(&context) == CUDA_SUCCESS && context != nullptr;
-  FSDPP_ENFORCE(found, ConfigError, "counters: expected a current CUDA context, got none. Try: use the device before counting.");
+  FSDPP_ENFORCE(found, ConfigError,
+                "counters: expected a current CUDA context, got none. Try: use the device before counting.");
   return context;
 }
 
@@ -310,7 +320,8 @@ Bytes pm_availability(const CuptiApi& api, int device) {
   return image;
 }
 
-std::unique_ptr<RangeCounters> open_range_counters(int device, CounterRequest request, int max_kernels, const std::string& library) {
+std::unique_ptr<RangeCounters> open_range_counters(int device, CounterRequest request, int max_kernels,
+                                                   const std::string& library) {
   return std::make_unique<CuptiRangeCounters>(CuptiApi::load(library), device, std::move(request), max_kernels);
 }
 

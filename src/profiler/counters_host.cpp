@@ -15,7 +15,8 @@ void* open_library(const std::string& library) {
   const std::string name = library.empty() ? "libcupti.so.13" : library;
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    fail<ConfigError>("counters: expected CUPTI 13 as {}, got: {}. Try: install nvidia-cuda-cupti beside LibTorch.", name, dlerror());
+    fail<ConfigError>("counters: expected CUPTI 13 as {}, got: {}. Try: install nvidia-cuda-cupti beside LibTorch.",
+                      name, dlerror());
   }
   return handle;
 }
@@ -25,7 +26,8 @@ CuptiApi look_up(const std::string& library) {
   CuptiApi api;
   const auto find = [&](const char* name) {
     void* symbol = dlsym(handle, name);
-    FSDPP_ENFORCE(symbol != nullptr, ConfigError, "counters: expected {} in CUPTI, got nothing. Try: CUPTI of CUDA 13.0 or newer.", name);
+    FSDPP_ENFORCE(symbol != nullptr, ConfigError,
+                  "counters: expected {} in CUPTI, got nothing. Try: CUPTI of CUDA 13.0 or newer.", name);
     return symbol;
   };
 #define FSDPP_CUPTI_FIND(name) api.name = reinterpret_cast<decltype(api.name)>(find(#name));
@@ -36,7 +38,8 @@ CuptiApi look_up(const std::string& library) {
 
 class HostTable final : public MetricTable {
  public:
-  HostTable(const CuptiApi& api, std::string chip, CounterKind kind) : api_(api), chip_(std::move(chip)), kind_(kind), host_(api, kind, chip_, {}) {}
+  HostTable(const CuptiApi& api, std::string chip, CounterKind kind)
+      : api_(api), chip_(std::move(chip)), kind_(kind), host_(api, kind, chip_, {}) {}
 
   bool has(const std::string& metric) const override {
     FSDPP_CUPTI_PARAMS(CUpti_Profiler_Host_GetMetricProperties_Params, p);
@@ -50,7 +53,8 @@ class HostTable final : public MetricTable {
   }
   int64_t size() const override {
     int64_t sum = 0;
-    for (const CUpti_MetricType type : {CUPTI_METRIC_TYPE_COUNTER, CUPTI_METRIC_TYPE_RATIO, CUPTI_METRIC_TYPE_THROUGHPUT}) {
+    for (const CUpti_MetricType type :
+         {CUPTI_METRIC_TYPE_COUNTER, CUPTI_METRIC_TYPE_RATIO, CUPTI_METRIC_TYPE_THROUGHPUT}) {
       FSDPP_CUPTI_PARAMS(CUpti_Profiler_Host_GetBaseMetrics_Params, p);
       p.pHostObject = host_.get();
       p.metricType = type;
@@ -95,13 +99,15 @@ std::vector<const char*> pointers(const std::vector<std::string>& names) {
   return out;
 }
 
-HostConfig::HostConfig(const CuptiApi& api, CounterKind kind, const std::string& chip, const Bytes& availability) : api_(api) {
+HostConfig::HostConfig(const CuptiApi& api, CounterKind kind, const std::string& chip, const Bytes& availability)
+    : api_(api) {
   FSDPP_CUPTI_PARAMS(CUpti_Profiler_Host_Initialize_Params, p);
   p.profilerType = kind == CounterKind::Range ? CUPTI_PROFILER_TYPE_RANGE_PROFILER : CUPTI_PROFILER_TYPE_PM_SAMPLING;
   p.pChipName = chip.c_str();
   p.pCounterAvailabilityImage = availability.empty() ? nullptr : availability.data();
   const CUptiResult result = api_.cuptiProfilerHostInitialize(&p);
-  FSDPP_ENFORCE(result == CUPTI_SUCCESS, ConfigError, "counters: expected a chip that CUPTI knows, got '{}' (CUPTI error {}).", chip,
+  FSDPP_ENFORCE(result == CUPTI_SUCCESS, ConfigError,
+                "counters: expected a chip that CUPTI knows, got '{}' (CUPTI error {}).", chip,
                 static_cast<int>(result));
   object_ = p.pHostObject;
 }

@@ -42,7 +42,8 @@ Counters counters_of_samples(const Trace& trace, std::span<const CounterSample> 
   Counters out{std::move(rungs), Source::Sampled, attribute_samples(samples, trace, main_device(trace), too_short)};
   if (out.by_kernel.empty()) {
     std::erase_if(out.rungs, [](const Rung& r) { return r.source == Source::Sampled; });
-    out.rungs.push_back({Source::Sampled, false, "all " + std::to_string(too_short.size()) + " kernels are shorter than two samples"});
+    out.rungs.push_back(
+        {Source::Sampled, false, "all " + std::to_string(too_short.size()) + " kernels are shorter than two samples"});
   }
   return out;
 }

@@ -24,16 +24,19 @@ Ceilings ceilings_of(std::span<const Trace> ranks, const ReportOptions& options)
 
 LadderChoice source_of(const RankReport& r, const Counters& counters) {
   std::vector<Rung> rungs = counters.rungs;
-  const bool modelled = std::any_of(r.kernels.begin(), r.kernels.end(), [](auto& k) { return k.source == Source::Modelled; });
+  const bool modelled =
+      std::any_of(r.kernels.begin(), r.kernels.end(), [](auto& k) { return k.source == Source::Modelled; });
   if (modelled) {
     rungs.push_back({Source::Modelled, true, ""});
   } else if (counters.by_kernel.empty()) {
-    rungs.push_back({Source::Modelled, false, "no operator has both shapes and known roofs (record_shapes, with_flops)"});
+    rungs.push_back(
+        {Source::Modelled, false, "no operator has both shapes and known roofs (record_shapes, with_flops)"});
   }
   return choose_source(rungs);
 }
 
-RankReport analyse_rank(const Trace& trace, const Counters& counters, const Ceilings& ceilings, std::span<const CollectiveWait> waits) {
+RankReport analyse_rank(const Trace& trace, const Counters& counters, const Ceilings& ceilings,
+                        std::span<const CollectiveWait> waits) {
   RankReport r{&trace, analyse(trace), {}, {}};
   r.kernels = speed_of_light(trace, r.analysis, ceilings, counters, waits);
   r.source = source_of(r, counters);
@@ -41,8 +44,9 @@ RankReport analyse_rank(const Trace& trace, const Counters& counters, const Ceil
 }
 
 Json split_json(const TimeSplit& s) {
-  return {{"window_ms", ms(s.window_ns)},   {"compute_ms", ms(s.compute_ns)}, {"exposed_ms", ms(s.exposed_ns)},
-          {"copy_ms", ms(s.copy_ns)},       {"idle_ms", ms(s.idle_ns)},       {"communication_ms", ms(s.communication_ns)},
+  return {{"window_ms", ms(s.window_ns)},   {"compute_ms", ms(s.compute_ns)},
+          {"exposed_ms", ms(s.exposed_ns)}, {"copy_ms", ms(s.copy_ns)},
+          {"idle_ms", ms(s.idle_ns)},       {"communication_ms", ms(s.communication_ns)},
           {"overlap", or_null(s.overlap())}};
 }
 
@@ -51,8 +55,12 @@ Json units_json(const Analysis& a) {
   for (const UnitCommunication& u : a.units) {
     Json by_op = Json::object();
     for (const auto& [op, ns] : u.exposed_by_op) by_op[op] = ms(ns);
-    out.push_back({{"unit", u.unit}, {"calls", u.calls}, {"bytes", u.bytes}, {"total_ms", ms(u.total_ns)},
-                   {"exposed_ms", ms(u.exposed_ns)}, {"exposed_by_op", std::move(by_op)}});
+    out.push_back({{"unit", u.unit},
+                   {"calls", u.calls},
+                   {"bytes", u.bytes},
+                   {"total_ms", ms(u.total_ns)},
+                   {"exposed_ms", ms(u.exposed_ns)},
+                   {"exposed_by_op", std::move(by_op)}});
   }
   return out;
 }
@@ -60,7 +68,8 @@ Json units_json(const Analysis& a) {
 Json idle_json(const Analysis& a) {
   Json out = Json::object();
   for (int c = 0; c < kIdleCauses; ++c) {
-    if (a.idle_ns[static_cast<size_t>(c)] > 0) out[to_string(static_cast<IdleCause>(c))] = ms(a.idle_ns[static_cast<size_t>(c)]);
+    if (a.idle_ns[static_cast<size_t>(c)] > 0)
+      out[to_string(static_cast<IdleCause>(c))] = ms(a.idle_ns[static_cast<size_t>(c)]);
   }
   return out;
 }
@@ -79,7 +88,8 @@ Json steps_json(const Analysis& a) {
 Json gaps_json(const Analysis& a) {
   Json longest = Json::array();
   for (const LaunchGap& g : a.gaps.longest) {
-    longest.push_back({{"at_ms", ms(g.start_ns - a.window.start_ns)}, {"ms", ms(g.length_ns)}, {"kernel", g.kernel}, {"op", g.op}});
+    longest.push_back(
+        {{"at_ms", ms(g.start_ns - a.window.start_ns)}, {"ms", ms(g.length_ns)}, {"kernel", g.kernel}, {"op", g.op}});
   }
   return {{"count", a.gaps.count}, {"total_ms", ms(a.gaps.total_ns)}, {"longest", std::move(longest)}};
 }
@@ -97,9 +107,13 @@ Json rank_json(const RankReport& r, const Ceilings& ceilings, int columns) {
           {"steps", steps_json(a)},
           {"kernels", kernels_json(r.kernels, a, ceilings)},
           {"gaps", gaps_json(a)},
-          {"queue", {{"max_depth", a.queue.max_depth}, {"mean_depth", a.queue.mean_depth}, {"full_count", a.queue.full_count},
-                     {"full_ms", ms(a.queue.full_ns)}}},
-          {"loader", {{"count", a.loader.count}, {"total_ms", ms(a.loader.total_ns)}, {"longest_ms", ms(a.loader.longest_ns)}}},
+          {"queue",
+           {{"max_depth", a.queue.max_depth},
+            {"mean_depth", a.queue.mean_depth},
+            {"full_count", a.queue.full_count},
+            {"full_ms", ms(a.queue.full_ns)}}},
+          {"loader",
+           {{"count", a.loader.count}, {"total_ms", ms(a.loader.total_ns)}, {"longest_ms", ms(a.loader.longest_ns)}}},
           {"memory", memory_json(a.memory, a.window.start_ns)},
           {"timeline", timeline_json(a, columns)},
           {"audit", audit_json(*r.trace)}};
@@ -120,7 +134,8 @@ class Summary {
     for (const UnitCommunication& u : a.units) units_[u.unit] += ms(u.exposed_ns) / n;
     for (const KernelSummary& k : a.kernels) kernels_[k.name] += ms(k.total_ns) / n;
     for (int c = 0; c < kIdleCauses; ++c) {
-      if (const int64_t ns = a.idle_ns[static_cast<size_t>(c)]; ns > 0) idle_[to_string(static_cast<IdleCause>(c))] += ms(ns) / n;
+      if (const int64_t ns = a.idle_ns[static_cast<size_t>(c)]; ns > 0)
+        idle_[to_string(static_cast<IdleCause>(c))] += ms(ns) / n;
     }
     steps_ = std::max(steps_, std::ssize(a.steps));
     communication_ += a.split.communication_ns;
@@ -131,7 +146,8 @@ class Summary {
   [[nodiscard]] Json json() const {
     Json out{{"steps", steps_}};
     for (const auto& [key, value] : values_) out[key] = value / ranks_;
-    out["overlap"] = communication_ > 0 ? Json(1 - static_cast<double>(exposed_) / static_cast<double>(communication_)) : Json(nullptr);
+    out["overlap"] = communication_ > 0 ? Json(1 - static_cast<double>(exposed_) / static_cast<double>(communication_))
+                                        : Json(nullptr);
     out["peak_bytes"] = peak_;
     out["units"] = means(units_);
     out["kernels"] = means(kernels_);
@@ -156,7 +172,8 @@ Json stragglers_json(std::span<const CollectiveWait> waits) {
   Json out = Json::array();
   for (const CollectiveWait& w : waits) {
     if (out.size() == 20 || w.wait_ns == 0) break;
-    out.push_back({{"label", w.label}, {"op", w.op}, {"calls", w.calls}, {"wait_ms", ms(w.wait_ns)}, {"rank", w.straggler}});
+    out.push_back(
+        {{"label", w.label}, {"op", w.op}, {"calls", w.calls}, {"wait_ms", ms(w.wait_ns)}, {"rank", w.straggler}});
   }
   return out;
 }
@@ -177,11 +194,14 @@ std::string report_json(std::span<const Trace> ranks, const ReportOptions& optio
   }
   Json roofs = nullptr;
   if (ceilings.known()) {
-    roofs = {{"flops_per_s", ceilings.flops_per_s}, {"bytes_per_s", ceilings.bytes_per_s}, {"ridge", ceilings.ridge()},
+    roofs = {{"flops_per_s", ceilings.flops_per_s},
+             {"bytes_per_s", ceilings.bytes_per_s},
+             {"ridge", ceilings.ridge()},
              {"origin", ceilings.origin}};
   }
   Json metadata = Json::object();
-  for (const auto& [key, value] : ranks[0].metadata) metadata[key] = std::visit([](const auto& v) { return Json(v); }, value);
+  for (const auto& [key, value] : ranks[0].metadata)
+    metadata[key] = std::visit([](const auto& v) { return Json(v); }, value);
   const Json out{{"schema", "fsdpp.report"},
                  {"version", kReportVersion},
                  {"title", options.title},

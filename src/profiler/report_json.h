@@ -15,7 +15,8 @@ inline Json or_null(const std::optional<double>& value) { return value ? Json(*v
 [[nodiscard]] Json timeline_json(const Analysis& analysis, int columns);
 [[nodiscard]] Json memory_json(const MemoryTimeline& memory, int64_t start_ns);
 [[nodiscard]] Json audit_json(const Trace& trace);
-[[nodiscard]] Json kernels_json(std::span<const KernelLight> kernels, const Analysis& analysis, const Ceilings& ceilings);
+[[nodiscard]] Json kernels_json(std::span<const KernelLight> kernels, const Analysis& analysis,
+                                const Ceilings& ceilings);
 
 /// Parts of the page.
 [[nodiscard]] const char* report_style() noexcept;

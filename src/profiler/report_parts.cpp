@@ -34,8 +34,11 @@ class Lane {
 Json roofline_json(const KernelLight& k, const Ceilings& ceilings) {
   const auto p = roofline_point(k, ceilings);
   if (!p) return nullptr;
-  return {{"intensity", p->intensity}, {"flops_per_s", p->flops_per_s}, {"roof_flops_per_s", p->roof_flops_per_s},
-          {"fraction", p->fraction}, {"memory_side", p->memory_side}};
+  return {{"intensity", p->intensity},
+          {"flops_per_s", p->flops_per_s},
+          {"roof_flops_per_s", p->roof_flops_per_s},
+          {"fraction", p->fraction},
+          {"memory_side", p->memory_side}};
 }
 
 std::string owner_text(const MemoryOwner& owner) { return owner.owner.empty() ? "(no scope)" : owner.owner; }
@@ -44,7 +47,9 @@ std::string owner_text(const MemoryOwner& owner) { return owner.owner.empty() ? 
 
 Json timeline_json(const Analysis& a, int columns) {
   std::map<std::string, Lane> lanes;
-  const auto lane = [&](const std::string& name) -> Lane& { return lanes.try_emplace(name, a.window, columns).first->second; };
+  const auto lane = [&](const std::string& name) -> Lane& {
+    return lanes.try_emplace(name, a.window, columns).first->second;
+  };
   lane("compute");
   lane("communication");
   for (const Work& w : a.activities) {
@@ -56,7 +61,8 @@ Json timeline_json(const Analysis& a, int columns) {
   }
   Json out{{"columns", columns}, {"lanes", Json::object()}, {"steps", Json::array()}};
   for (const auto& [name, values] : lanes) out["lanes"][name] = values.json();
-  for (const StepTime& s : a.steps) out["steps"].push_back({{"step", s.step}, {"at_ms", ms(s.start_ns - a.window.start_ns)}});
+  for (const StepTime& s : a.steps)
+    out["steps"].push_back({{"step", s.step}, {"at_ms", ms(s.start_ns - a.window.start_ns)}});
   return out;
 }
 
@@ -74,11 +80,15 @@ Json memory_json(const MemoryTimeline& m, int64_t start_ns) {
   }
   for (const MemoryOwner& o : m.owners) {
     if (owners.size() == 12) break;
-    owners.push_back({{"category", to_string(o.category)}, {"owner", owner_text(o)}, {"bytes", o.bytes}, {"blocks", o.blocks}});
+    owners.push_back(
+        {{"category", to_string(o.category)}, {"owner", owner_text(o)}, {"bytes", o.bytes}, {"blocks", o.blocks}});
   }
   return {{"categories", std::move(categories)},
           {"bytes_before", m.bytes_before},
-          {"peak", {{"at_ms", m.points.empty() ? 0.0 : ms(m.peak.time_ns - start_ns)}, {"total", m.peak.total()}, {"by_category", std::move(peak)}}},
+          {"peak",
+           {{"at_ms", m.points.empty() ? 0.0 : ms(m.peak.time_ns - start_ns)},
+            {"total", m.peak.total()},
+            {"by_category", std::move(peak)}}},
           {"owners", std::move(owners)},
           {"points", std::move(points)}};
 }

@@ -18,7 +18,8 @@ std::string read_all(const std::string& path) {
   std::string out;
   std::array<char, 1 << 16> buffer{};
   int n = 0;
-  while ((n = gzread(file.get(), buffer.data(), static_cast<unsigned>(buffer.size()))) > 0) out.append(buffer.data(), static_cast<size_t>(n));
+  while ((n = gzread(file.get(), buffer.data(), static_cast<unsigned>(buffer.size()))) > 0)
+    out.append(buffer.data(), static_cast<size_t>(n));
   FSDPP_ENFORCE(n == 0, Error, "read_traces: {} is damaged: it can't be unpacked", path);
   return out;
 }

@@ -25,7 +25,9 @@ int64_t whole(const json& value, int64_t fallback = 0) {
   if (value.is_string()) return std::strtoll(value.get_ref<const std::string&>().c_str(), nullptr, 10);
   return fallback;
 }
-std::string text(const json& value) { return value.is_string() ? value.get<std::string>() : value.is_null() ? "" : value.dump(); }
+std::string text(const json& value) {
+  return value.is_string() ? value.get<std::string>() : value.is_null() ? "" : value.dump();
+}
 
 /// A list as records.h writes it: "[[2, 3], []]" or "['float', '']".
 std::string list_text(const json& list) {
@@ -44,8 +46,9 @@ std::string list_text(const json& list) {
 }
 
 trace::Kind kind_of(const std::string& name) {
-  for (const auto kind : {trace::Kind::Unshard, trace::Kind::Reshard, trace::Kind::Reduce, trace::Kind::PreForward, trace::Kind::PostForward,
-                          trace::Kind::PreBackward, trace::Kind::PostBackward, trace::Kind::Optimizer, trace::Kind::Loader}) {
+  for (const auto kind : {trace::Kind::Unshard, trace::Kind::Reshard, trace::Kind::Reduce, trace::Kind::PreForward,
+                          trace::Kind::PostForward, trace::Kind::PreBackward, trace::Kind::PostBackward,
+                          trace::Kind::Optimizer, trace::Kind::Loader}) {
     if (name == trace::name_of(kind)) return kind;
   }
   return trace::Kind::User;
@@ -148,7 +151,8 @@ class Builder {
     r.thread = thread_;
     r.correlation = whole(member(args, "correlation"));
     r.driver = driver;
-    r.launch = name_.find("LaunchKernel") != std::string::npos || name_.find("LaunchCooperativeKernel") != std::string::npos;
+    r.launch =
+        name_.find("LaunchKernel") != std::string::npos || name_.find("LaunchCooperativeKernel") != std::string::npos;
     trace.runtime.push_back(std::move(r));
   }
   template <class Record>
@@ -203,8 +207,10 @@ class Builder {
     place(c, args);
     c.bytes = whole(member(args, "bytes"));
     c.kind = memset ? Copy::Kind::Memset : Copy::Kind::Other;
-    for (const auto& [part, kind] : {std::pair{"HtoD", Copy::Kind::HostToDevice}, {"DtoH", Copy::Kind::DeviceToHost},
-                                     {"DtoD", Copy::Kind::DeviceToDevice}, {"PtoP", Copy::Kind::PeerToPeer}}) {
+    for (const auto& [part, kind] : {std::pair{"HtoD", Copy::Kind::HostToDevice},
+                                     {"DtoH", Copy::Kind::DeviceToHost},
+                                     {"DtoD", Copy::Kind::DeviceToDevice},
+                                     {"PtoP", Copy::Kind::PeerToPeer}}) {
       if (name_.find(part) != std::string::npos) c.kind = kind;
     }
     trace.copies.push_back(c);
@@ -212,8 +218,10 @@ class Builder {
   void sync(const json& args) {
     auto s = timed<Sync>();
     s.kind = Sync::Kind::Other;
-    for (const auto& [part, kind] : {std::pair{"Stream Wait", Sync::Kind::StreamWaitEvent}, {"Event Sync", Sync::Kind::Event},
-                                     {"Stream Sync", Sync::Kind::Stream}, {"Context Sync", Sync::Kind::Context}}) {
+    for (const auto& [part, kind] : {std::pair{"Stream Wait", Sync::Kind::StreamWaitEvent},
+                                     {"Event Sync", Sync::Kind::Event},
+                                     {"Stream Sync", Sync::Kind::Stream},
+                                     {"Context Sync", Sync::Kind::Context}}) {
       if (name_.find(part) != std::string::npos) s.kind = kind;
     }
     s.correlation = whole(member(args, "correlation"));
@@ -264,12 +272,14 @@ class Builder {
       const auto op = kernel_ops_[i] != 0 ? by_id.find(kernel_ops_[i]) : by_id.end();
       if (op != by_id.end()) k.op = op->second;
     }
-    for (MemoryEvent& m : trace.memory) m.op = ops.innermost(m.thread, m.time_ns), m.scope = scopes.innermost(m.thread, m.time_ns);
+    for (MemoryEvent& m : trace.memory)
+      m.op = ops.innermost(m.thread, m.time_ns), m.scope = scopes.innermost(m.thread, m.time_ns);
   }
   void count() {
     trace.audit.kernels = std::ssize(trace.kernels);
     for (const Runtime& r : trace.runtime) trace.audit.launches += r.launch ? 1 : 0;
-    trace.audit.notes.emplace_back("the trace has no audit of its own: launches and kernels were counted when it was read");
+    trace.audit.notes.emplace_back(
+        "the trace has no audit of its own: launches and kernels were counted when it was read");
   }
 
   int64_t base_;
@@ -306,13 +316,24 @@ std::vector<Device> devices_of(const json& file) {
 Audit audit_of(const json& a) {
   Audit out;
   const std::pair<const char*, int64_t Audit::*> fields[] = {
-      {"launches", &Audit::launches}, {"graph_launches", &Audit::graph_launches}, {"kernels", &Audit::kernels},
-      {"graph_kernels", &Audit::graph_kernels}, {"launches_without_kernel", &Audit::launches_without_kernel},
-      {"kernels_without_launch", &Audit::kernels_without_launch}, {"dropped_records", &Audit::dropped_records},
-      {"unknown_records", &Audit::unknown_records}, {"truncated_buffers", &Audit::truncated_buffers},
-      {"refused_buffers", &Audit::refused_buffers}, {"zero_stamps", &Audit::zero_stamps}, {"reversed_stamps", &Audit::reversed_stamps},
-      {"out_of_order", &Audit::out_of_order}, {"outside_window", &Audit::outside_window}, {"cut_by_window", &Audit::cut_by_window},
-      {"api_without_op", &Audit::api_without_op}, {"clock_shift_ns", &Audit::clock_shift_ns}, {"cupti_errors", &Audit::cupti_errors}};
+      {"launches", &Audit::launches},
+      {"graph_launches", &Audit::graph_launches},
+      {"kernels", &Audit::kernels},
+      {"graph_kernels", &Audit::graph_kernels},
+      {"launches_without_kernel", &Audit::launches_without_kernel},
+      {"kernels_without_launch", &Audit::kernels_without_launch},
+      {"dropped_records", &Audit::dropped_records},
+      {"unknown_records", &Audit::unknown_records},
+      {"truncated_buffers", &Audit::truncated_buffers},
+      {"refused_buffers", &Audit::refused_buffers},
+      {"zero_stamps", &Audit::zero_stamps},
+      {"reversed_stamps", &Audit::reversed_stamps},
+      {"out_of_order", &Audit::out_of_order},
+      {"outside_window", &Audit::outside_window},
+      {"cut_by_window", &Audit::cut_by_window},
+      {"api_without_op", &Audit::api_without_op},
+      {"clock_shift_ns", &Audit::clock_shift_ns},
+      {"cupti_errors", &Audit::cupti_errors}};
   for (const auto& [key, field] : fields) out.*field = whole(member(a, key));
   for (const auto& [kind, ns] : member(a, "overhead_ns").items()) out.overhead_ns[kind] = whole(ns);
   for (const json& line : member(a, "errors")) out.errors.push_back(text(line));
@@ -326,9 +347,12 @@ void describe(Trace& t, const json& file) {
   t.cupti_version = static_cast<int>(whole(member(file, "cupti_version")));
   for (const auto& [key, value] : file.items()) {
     if (!key.starts_with("meta.")) continue;
-    if (value.is_number_integer()) t.metadata[key.substr(5)] = value.get<int64_t>();
-    else if (value.is_number()) t.metadata[key.substr(5)] = value.get<double>();
-    else t.metadata[key.substr(5)] = text(value);
+    if (value.is_number_integer())
+      t.metadata[key.substr(5)] = value.get<int64_t>();
+    else if (value.is_number())
+      t.metadata[key.substr(5)] = value.get<double>();
+    else
+      t.metadata[key.substr(5)] = text(value);
   }
 }
 

@@ -6,7 +6,8 @@
 
 namespace fsdpp::profiler {
 
-/// Chrome's events back to records, one trace a rank. Unknown events and fields are skipped. Throws Error for what is no trace.
+/// Chrome's events back to records, one trace a rank. Unknown events and fields are skipped. Throws Error for what is
+/// no trace.
 [[nodiscard]] std::vector<Trace> traces_from_chrome(const nlohmann::json& file);
 
 }  // namespace fsdpp::profiler

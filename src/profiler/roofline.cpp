@@ -9,10 +9,23 @@ namespace fsdpp::profiler {
 namespace {
 
 double element_size(const std::string& dtype) {
-  static const std::map<std::string, double> kSizes{
-      {"float", 4},       {"int", 4},    {"double", 8},      {"long int", 8}, {"long", 8},           {"c10::BFloat16", 2},
-      {"c10::Half", 2},   {"bool", 1},   {"unsigned char", 1}, {"signed char", 1}, {"c10::Float8_e4m3fn", 1}, {"c10::Float8_e5m2", 1},
-      {"short int", 2},   {"short", 2},  {"BFloat16", 2},    {"Half", 2},     {"int64", 8}};
+  static const std::map<std::string, double> kSizes{{"float", 4},
+                                                    {"int", 4},
+                                                    {"double", 8},
+                                                    {"long int", 8},
+                                                    {"long", 8},
+                                                    {"c10::BFloat16", 2},
+                                                    {"c10::Half", 2},
+                                                    {"bool", 1},
+                                                    {"unsigned char", 1},
+                                                    {"signed char", 1},
+                                                    {"c10::Float8_e4m3fn", 1},
+                                                    {"c10::Float8_e5m2", 1},
+                                                    {"short int", 2},
+                                                    {"short", 2},
+                                                    {"BFloat16", 2},
+                                                    {"Half", 2},
+                                                    {"int64", 8}};
   const auto it = kSizes.find(dtype);
   return it == kSizes.end() ? 0 : it->second;
 }
@@ -119,7 +132,8 @@ Occupancy occupancy(const Kernel& kernel, const Device& device) {
     bound(device.registers_per_sm / per_warp / warps, "registers");
   }
   if (kernel.shared_memory > 0 && device.shared_per_sm > 0) {
-    bound(static_cast<int>(device.shared_per_sm / (kernel.shared_memory + 1024)), "shared memory");  // 1 KiB is the system's
+    bound(static_cast<int>(device.shared_per_sm / (kernel.shared_memory + 1024)),
+          "shared memory");  // 1 KiB is the system's
   }
   out.percent = 100.0 * out.blocks * warps / max_warps;
   return out;

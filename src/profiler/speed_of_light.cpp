@@ -36,7 +36,9 @@ struct Sum {
     any = any || value.has_value();
     sum += value.value_or(0);
   }
-  [[nodiscard]] std::optional<double> scaled(double factor) const { return any ? std::optional(sum * factor) : std::nullopt; }
+  [[nodiscard]] std::optional<double> scaled(double factor) const {
+    return any ? std::optional(sum * factor) : std::nullopt;
+  }
 };
 
 std::optional<double> compute_of(const CounterValues& v) {
@@ -71,7 +73,8 @@ std::optional<double> l2_of(const CounterValues& v, double time_ns, const Ceilin
 
 }  // namespace
 
-void apply_counters(KernelLight& kernel, std::span<const CounterValues> occurrences, Source source, const Ceilings& ceilings) {
+void apply_counters(KernelLight& kernel, std::span<const CounterValues> occurrences, Source source,
+                    const Ceilings& ceilings) {
   Mean compute, memory, l2, l1, warps;
   Sum flops, bytes;
   for (const CounterValues& v : occurrences) {
@@ -85,7 +88,8 @@ void apply_counters(KernelLight& kernel, std::span<const CounterValues> occurren
     bytes.add(dram_bytes_of(v));
   }
   if (!compute.get() && !memory.get()) return;
-  const double scale = occurrences.empty() ? 0 : static_cast<double>(kernel.count) / static_cast<double>(occurrences.size());
+  const double scale =
+      occurrences.empty() ? 0 : static_cast<double>(kernel.count) / static_cast<double>(occurrences.size());
   kernel.source = source;
   kernel.compute_percent = compute.get();
   kernel.memory_percent = memory.get();
@@ -97,10 +101,11 @@ void apply_counters(KernelLight& kernel, std::span<const CounterValues> occurren
 }
 
 CountersByKernel join_ranges(std::span<const CounterValues> ranges, std::span<const std::string> kernels) {
-  FSDPP_ENFORCE(ranges.size() == kernels.size(), UsageError,
-                "counters: expected as many ranges as the traced step has kernels, {}, got {}: the steps did not launch the same "
-                "sequence. Try: count steps with equal shapes and without evaluation or checkpoints in between.",
-                kernels.size(), ranges.size());
+  FSDPP_ENFORCE(
+      ranges.size() == kernels.size(), UsageError,
+      "counters: expected as many ranges as the traced step has kernels, {}, got {}: the steps did not launch the same "
+      "sequence. Try: count steps with equal shapes and without evaluation or checkpoints in between.",
+      kernels.size(), ranges.size());
   CountersByKernel out;
   for (size_t i = 0; i < ranges.size(); ++i) out[kernels[i]].push_back(ranges[i]);
   return out;
@@ -167,7 +172,8 @@ std::vector<CollectiveWait> collective_waits(std::span<const Trace> ranks) {
   std::vector<CollectiveWait> out;
   for (auto& [key, row] : rows) {
     const auto& by_rank = blame[key];
-    row.straggler = std::max_element(by_rank.begin(), by_rank.end(), [](auto& a, auto& b) { return a.second < b.second; })->first;
+    row.straggler =
+        std::max_element(by_rank.begin(), by_rank.end(), [](auto& a, auto& b) { return a.second < b.second; })->first;
     out.push_back(row);
   }
   std::stable_sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.wait_ns > b.wait_ns; });

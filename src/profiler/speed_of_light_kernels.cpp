@@ -39,7 +39,8 @@ void add_occurrence(Gathered& g, const Trace& trace, const Kernel& k, const Mode
 
 void add_example(KernelLight& light, const Trace& trace, const Kernel& k) {
   if (k.op >= 0) light.shapes = trace.cpu_ops[static_cast<size_t>(k.op)].shapes;
-  const auto device = std::find_if(trace.devices.begin(), trace.devices.end(), [&](auto& d) { return d.id == k.device; });
+  const auto device =
+      std::find_if(trace.devices.begin(), trace.devices.end(), [&](auto& d) { return d.id == k.device; });
   if (device == trace.devices.end()) return;
   const Occupancy fit = occupancy(k, *device);
   if (fit.blocks <= 0) return;
@@ -65,7 +66,8 @@ std::unordered_map<std::string, double> late_by_name(const Trace& trace, const A
   for (const IdlePiece& p : analysis.idle) {
     if (p.cause != IdleCause::LaunchBound || p.next < 0) continue;
     const Work& next = analysis.activities[static_cast<size_t>(p.next)];
-    if (next.kernel >= 0) out[trace.kernels[static_cast<size_t>(next.kernel)].name] += static_cast<double>(p.end_ns - p.start_ns);
+    if (next.kernel >= 0)
+      out[trace.kernels[static_cast<size_t>(next.kernel)].name] += static_cast<double>(p.end_ns - p.start_ns);
   }
   return out;
 }
@@ -117,7 +119,8 @@ std::vector<KernelLight> speed_of_light(const Trace& trace, const Analysis& anal
   for (const KernelSummary& row : analysis.kernels) {
     Gathered& g = gathered[row.name];
     KernelLight& light = g.light;
-    const auto most = std::max_element(g.ops.begin(), g.ops.end(), [](auto& a, auto& b) { return a.second < b.second; });
+    const auto most =
+        std::max_element(g.ops.begin(), g.ops.end(), [](auto& a, auto& b) { return a.second < b.second; });
     if (most != g.ops.end()) light.op = most->first;
     if (const auto it = late.find(row.name); it != late.end()) light.idle_before_ns = it->second;
     if (light.communication) {

@@ -41,14 +41,21 @@ std::string explain_counter_error(int cupti_result, const std::string& driver_pa
   switch (cupti_result) {
     case 35:
       return "INSUFFICIENT_PRIVILEGES (35): counters are for administrators." + admin_only_line(driver_params) +
-             " Try: load the driver with NVreg_RestrictProfilingToAdminUsers=0, or give the process CAP_SYS_ADMIN; tracing works without.";
-    case 26: return "HARDWARE_BUSY (26): another tool holds the performance monitors. Try: dcgmi profile --pause.";
+             " Try: load the driver with NVreg_RestrictProfilingToAdminUsers=0, or give the process CAP_SYS_ADMIN; "
+             "tracing works without.";
+    case 26:
+      return "HARDWARE_BUSY (26): another tool holds the performance monitors. Try: dcgmi profile --pause.";
     case 33:
-    case 40: return fmt::format("VIRTUALIZED_DEVICE ({}): the hypervisor hides the counters.", cupti_result);
-    case 41: return "CONFIDENTIAL_COMPUTING (41): counters are off in this mode.";
-    case 43: return "MIG (43): this counter is not available on a MIG slice.";
-    case 999: return "UNKNOWN (999): no usable GPU or driver.";
-    default: return fmt::format("CUPTI error {}.", cupti_result);
+    case 40:
+      return fmt::format("VIRTUALIZED_DEVICE ({}): the hypervisor hides the counters.", cupti_result);
+    case 41:
+      return "CONFIDENTIAL_COMPUTING (41): counters are off in this mode.";
+    case 43:
+      return "MIG (43): this counter is not available on a MIG slice.";
+    case 999:
+      return "UNKNOWN (999): no usable GPU or driver.";
+    default:
+      return fmt::format("CUPTI error {}.", cupti_result);
   }
 }
 
@@ -57,7 +64,8 @@ CounterPlan plan_counters(const CounterRequest& r) {
   const bool communicates = r.collectives > 0 && r.world_size > 1;
   if (!r.replay_steps && r.passes > 1 && communicates) {
     return {false, 0, false,
-            fmt::format("metric set {} needs {} passes: replaying kernels would replay {} collectives, which peers don't replay and "
+            fmt::format("metric set {} needs {} passes: replaying kernels would replay {} collectives, which peers "
+                        "don't replay and "
                         "whose buffers are not restored. Try: one pass per step on all ranks, or set V1 (one pass).",
                         r.set, r.passes, r.collectives)};
   }

@@ -12,7 +12,8 @@ std::vector<std::string> pm_core() {
 MetricSet triage(std::string_view chip) {
   if (!chip.starts_with("GH") && !chip.starts_with("GB")) return {"V2", {}, 0, 0};
   const char* dram = chip.starts_with("GB") ? metric::kTriageDramGb : metric::kTriageDramGh;
-  return {"V2", {metric::kTriageSm, metric::kTriageL1, metric::kTriageL2, dram, metric::kDramBytes, metric::kTime}, 2, 1};
+  return {
+      "V2", {metric::kTriageSm, metric::kTriageL1, metric::kTriageL2, dram, metric::kDramBytes, metric::kTime}, 2, 1};
 }
 
 MetricSet link(std::string_view chip) {
@@ -37,8 +38,8 @@ MetricSet fp32() {
 MetricSet metric_set(std::string_view name, std::string_view chip) {
   if (name == "V1") {
     return {"V1",
-            {metric::kTime, "sm__cycles_elapsed.max", "sm__cycles_active.avg", metric::kTensor, metric::kIssue, metric::kDram,
-             metric::kDramRead, metric::kDramWrite, metric::kL2Bytes, metric::kWarps},
+            {metric::kTime, "sm__cycles_elapsed.max", "sm__cycles_active.avg", metric::kTensor, metric::kIssue,
+             metric::kDram, metric::kDramRead, metric::kDramWrite, metric::kL2Bytes, metric::kWarps},
             1,
             2};
   }

@@ -3,8 +3,8 @@
 #include <string_view>
 #include <vector>
 
-/// Names of hardware metrics by chip. Pass counts are those of CUPTI 13.0 without an availability image; the tests compare
-/// them with the Profiler Host API.
+/// Names of hardware metrics by chip. Pass counts are those of CUPTI 13.0 without an availability image; the tests
+/// compare them with the Profiler Host API.
 namespace fsdpp::profiler {
 
 struct MetricSet {

@@ -30,46 +30,62 @@ Bound bound_of(const KernelLight& k) {
 
 std::string latency_fix(const KernelLight& k) {
   std::string why;
-  if (k.waves && *k.waves < 1) why += fmt::format("the grid fills {:.0f} % of the device: more work per launch; ", 100 * *k.waves);
+  if (k.waves && *k.waves < 1)
+    why += fmt::format("the grid fills {:.0f} % of the device: more work per launch; ", 100 * *k.waves);
   if (k.occupancy_percent && *k.occupancy_percent < 50) {
     why += fmt::format("occupancy {:.0f} %{}; ", *k.occupancy_percent,
                        k.occupancy_limit.empty() ? "" : ", limited by " + k.occupancy_limit);
   }
-  return "Neither compute nor memory reaches 60 %: " + why + "overlap it with other work, fuse small kernels, or replay a CUDA graph.";
+  return "Neither compute nor memory reaches 60 %: " + why +
+         "overlap it with other work, fuse small kernels, or replay a CUDA graph.";
 }
 
 std::string compute_fix(const KernelLight& k) {
   std::string text = "Use a lower precision (fp32 to bf16, bf16 to fp8) and sizes that are multiples of 64 or 128";
   if (k.waves && *k.waves > 0) {
     const double tail = std::ceil(*k.waves) - *k.waves;
-    text += fmt::format("; {:.2f} waves{}", *k.waves, tail > 0.3 ? fmt::format(", the last one is {:.0f} % empty", 100 * tail) : "");
+    text += fmt::format("; {:.2f} waves{}", *k.waves,
+                        tail > 0.3 ? fmt::format(", the last one is {:.0f} % empty", 100 * tail) : "");
   }
   if (!k.shapes.empty()) text += "; shapes " + k.shapes;
   return text + ".";
 }
 
 std::string memory_fix(const KernelLight& k) {
-  return fmt::format("Fuse it with its neighbours{}, so that data is read once; quantise what it reads; or raise the batch.",
-                     k.op.empty() ? "" : " around " + k.op);
+  return fmt::format(
+      "Fuse it with its neighbours{}, so that data is read once; quantise what it reads; or raise the batch.",
+      k.op.empty() ? "" : " around " + k.op);
 }
 
 std::string fix_of(Bound bound, const KernelLight& k) {
   switch (bound) {
-    case Bound::Memory: return memory_fix(k);
-    case Bound::MemoryLeaning: return "Leans to memory. " + memory_fix(k);
-    case Bound::Cache: return "L2 or L1 is the limit, not DRAM: better tiling, keep reused data in shared memory.";
-    case Bound::Compute: return compute_fix(k);
-    case Bound::ComputeLeaning: return "Leans to compute. " + compute_fix(k);
-    case Bound::Balanced: return "Compute and memory are both busy: only less work helps (algorithm, precision).";
-    case Bound::Latency: return latency_fix(k);
+    case Bound::Memory:
+      return memory_fix(k);
+    case Bound::MemoryLeaning:
+      return "Leans to memory. " + memory_fix(k);
+    case Bound::Cache:
+      return "L2 or L1 is the limit, not DRAM: better tiling, keep reused data in shared memory.";
+    case Bound::Compute:
+      return compute_fix(k);
+    case Bound::ComputeLeaning:
+      return "Leans to compute. " + compute_fix(k);
+    case Bound::Balanced:
+      return "Compute and memory are both busy: only less work helps (algorithm, precision).";
+    case Bound::Latency:
+      return latency_fix(k);
     case Bound::Launch:
-      return fmt::format("The device waited {:.3f} ms for its launches and worked {:.3f} ms: replay a CUDA graph, fuse, or launch "
-                         "fewer operators.", k.idle_before_ns * 1e-6, k.total_ns * 1e-6);
+      return fmt::format(
+          "The device waited {:.3f} ms for its launches and worked {:.3f} ms: replay a CUDA graph, fuse, or launch "
+          "fewer operators.",
+          k.idle_before_ns * 1e-6, k.total_ns * 1e-6);
     case Bound::Wait:
       return fmt::format("Ranks waited {:.3f} ms for slower ones{}: find out what delays it before this collective.",
-                         k.wait_ns.value_or(0) * 1e-6, k.straggler >= 0 ? fmt::format(", mostly for rank {}", k.straggler) : "");
-    case Bound::Communication: return "Communication: see its exposed time; gather further ahead, or reduce in a smaller dtype.";
-    case Bound::Unknown: return "No counters, FLOPs or bytes: only its time is known. Record shapes and FLOPs, or allow counters.";
+                         k.wait_ns.value_or(0) * 1e-6,
+                         k.straggler >= 0 ? fmt::format(", mostly for rank {}", k.straggler) : "");
+    case Bound::Communication:
+      return "Communication: see its exposed time; gather further ahead, or reduce in a smaller dtype.";
+    case Bound::Unknown:
+      return "No counters, FLOPs or bytes: only its time is known. Record shapes and FLOPs, or allow counters.";
   }
   return {};
 }

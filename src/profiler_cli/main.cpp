@@ -37,7 +37,8 @@ int run_report(ReportArguments& a) {
     for (Trace& trace : read_traces(path)) ranks.push_back(std::move(trace));
   }
   if (a.peak_tflops > 0 || a.peak_gbytes > 0) {
-    if (a.peak_tflops <= 0 || a.peak_gbytes <= 0) throw UsageError("fsdpp-prof: expected both --peak-tflops and --peak-gbytes");
+    if (a.peak_tflops <= 0 || a.peak_gbytes <= 0)
+      throw UsageError("fsdpp-prof: expected both --peak-tflops and --peak-gbytes");
     a.options.ceilings = {a.peak_tflops * 1e12, a.peak_gbytes * 1e9, 0, "given on the command line"};
   }
   write_report(a.output, ranks, a.options);
@@ -54,11 +55,14 @@ int run_diff(const std::string& before, const std::string& after, const CompareO
 int run(int argc, char** argv) {
   CLI::App app{"Reports on profiles of fsdpp, and compares them", "fsdpp-prof"};
   app.require_subcommand(1);
-  app.footer("Exit codes: 0 done, and for diff equal or better; 1 diff found a regression; 2 wrong usage or unreadable files.");
+  app.footer(
+      "Exit codes: 0 done, and for diff equal or better; 1 diff found a regression; 2 wrong usage or unreadable "
+      "files.");
 
   ReportArguments report;
   CLI::App* make = app.add_subcommand("report", "Writes an HTML report, and the same as JSON beside it");
-  make->add_option("TRACE", report.traces, "Traces: one of all ranks, or one a rank (.json, .json.gz or fsdpp's own)")->required();
+  make->add_option("TRACE", report.traces, "Traces: one of all ranks, or one a rank (.json, .json.gz or fsdpp's own)")
+      ->required();
   make->add_option("-o,--output", report.output, "The HTML file")->capture_default_str();
   make->add_option("--title", report.options.title, "Title of the report")->capture_default_str();
   make->add_option("--peak-tflops", report.peak_tflops, "Measured compute roof of the device, in TFLOP/s");
@@ -72,7 +76,9 @@ int run(int argc, char** argv) {
   diff->add_option("--threshold", options.threshold_percent, "Growth in percent that counts as a regression")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  diff->add_option("--floor-ms", options.floor_ms, "Growth a step below which it is noise")->capture_default_str()->check(CLI::NonNegativeNumber);
+  diff->add_option("--floor-ms", options.floor_ms, "Growth a step below which it is noise")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
 
   try {
     app.parse(argc, argv);

@@ -13,7 +13,8 @@
 /// schedules made by hand. All times are nanoseconds; sums are exact.
 namespace fsdpp::profiler {
 
-/// The "device" of a trace without a GPU: operators of the host are the compute, collectives of the host the communication.
+/// The "device" of a trace without a GPU: operators of the host are the compute, collectives of the host the
+/// communication.
 inline constexpr int kHostDevice = -1;
 
 struct Window {
@@ -22,8 +23,8 @@ struct Window {
   [[nodiscard]] int64_t length() const noexcept { return end_ns > start_ns ? end_ns - start_ns : 0; }
 };
 
-/// What is analysed: from the first step's start to the last step's end or the end of the device's work, whichever is later,
-/// inside the trace's window. Without steps the trace's window; without that the envelope of all records.
+/// What is analysed: from the first step's start to the last step's end or the end of the device's work, whichever is
+/// later, inside the trace's window. Without steps the trace's window; without that the envelope of all records.
 [[nodiscard]] FSDPP_API Window analysis_window(const Trace& trace);
 
 /// The device with the most kernel time; kHostDevice if no kernel was recorded.
@@ -44,11 +45,12 @@ struct Work {
 };
 
 /// What ran on `device`, by start. A kernel is communication if a collective names it or its name starts with "nccl";
-/// collectives without a kernel (copy engines) are communication with their own times. Records without times are left out.
+/// collectives without a kernel (copy engines) are communication with their own times. Records without times are left
+/// out.
 [[nodiscard]] FSDPP_API std::vector<Work> device_activities(const Trace& trace, int device, Window window);
 
-/// The window, split. Every instant belongs to the first of these that is true: a compute kernel runs; a communication kernel
-/// runs (exposed communication); a copy runs; idle. So compute + exposed + copy + idle = window.
+/// The window, split. Every instant belongs to the first of these that is true: a compute kernel runs; a communication
+/// kernel runs (exposed communication); a copy runs; idle. So compute + exposed + copy + idle = window.
 struct TimeSplit {
   int64_t window_ns = 0;
   int64_t compute_ns = 0;
@@ -65,14 +67,14 @@ struct TimeSplit {
 struct UnitCommunication {
   std::string unit;
   int64_t calls = 0;
-  int64_t bytes = 0;       ///< of the full buffers
-  int64_t total_ns = 0;    ///< sum of the durations
-  int64_t exposed_ns = 0;  ///< its part of TimeSplit::exposed_ns
+  int64_t bytes = 0;                             ///< of the full buffers
+  int64_t total_ns = 0;                          ///< sum of the durations
+  int64_t exposed_ns = 0;                        ///< its part of TimeSplit::exposed_ns
   std::map<std::string, int64_t> exposed_by_op;  ///< "all_gather" → ns
 };
 
-/// By exposed time, longest first. While several run exposed at once, the time goes to the one that started first; so the sum
-/// over units is TimeSplit::exposed_ns exactly.
+/// By exposed time, longest first. While several run exposed at once, the time goes to the one that started first; so
+/// the sum over units is TimeSplit::exposed_ns exactly.
 [[nodiscard]] FSDPP_API std::vector<UnitCommunication> exposed_communication(const Trace& trace,
                                                                              const std::vector<Work>& activities);
 
@@ -103,11 +105,12 @@ struct IdlePiece {
 
 /// All time without a compute kernel, by start; lengths sum to window - compute.
 ///
-/// A gap is [end of work, start of the next work). Up to the return of the call that launched the next work the host is at
-/// fault: overheads, loader scopes, allocations, collectives and synchronisations of that thread claim their times in the
-/// order queue full, module loading, profiler, loader, allocation, communication, synchronisation; what remains is
-/// Synchronisation if the thread waited for the device during this part, else LaunchBound. After that call: Communication
-/// while a collective of the host runs, else Dispatch. Without a launch record, or after the last work: what claims it, else Other.
+/// A gap is [end of work, start of the next work). Up to the return of the call that launched the next work the host is
+/// at fault: overheads, loader scopes, allocations, collectives and synchronisations of that thread claim their times
+/// in the order queue full, module loading, profiler, loader, allocation, communication, synchronisation; what remains
+/// is Synchronisation if the thread waited for the device during this part, else LaunchBound. After that call:
+/// Communication while a collective of the host runs, else Dispatch. Without a launch record, or after the last work:
+/// what claims it, else Other.
 [[nodiscard]] FSDPP_API std::vector<IdlePiece> idle_pieces(const Trace& trace, const std::vector<Work>& activities,
                                                            Window window);
 
@@ -163,7 +166,8 @@ struct KernelSummary {
   int example = -1;  ///< index of its longest occurrence in Trace::kernels
 };
 /// By total time, longest first; at most `limit` (0: all). On the host device: operators by own time.
-[[nodiscard]] FSDPP_API std::vector<KernelSummary> top_kernels(const Trace& trace, int device, Window window, int limit = 20);
+[[nodiscard]] FSDPP_API std::vector<KernelSummary> top_kernels(const Trace& trace, int device, Window window,
+                                                               int limit = 20);
 
 inline constexpr int kMemoryCategories = 6;  ///< of MemoryEvent::Category, in its order
 [[nodiscard]] FSDPP_API const char* to_string(MemoryEvent::Category category) noexcept;
@@ -182,8 +186,8 @@ struct MemoryOwner {
 };
 struct MemoryTimeline {
   int device = kHostDevice;
-  int64_t bytes_before = 0;  ///< alive before the first event; counted as Other throughout
-  MemoryPoint peak;             ///< the first instant of the highest total
+  int64_t bytes_before = 0;         ///< alive before the first event; counted as Other throughout
+  MemoryPoint peak;                 ///< the first instant of the highest total
   std::vector<MemoryOwner> owners;  ///< at the peak, largest first; sums to the peak without `bytes_before`
   std::vector<MemoryPoint> points;  ///< at most `limit`; of each stretch the highest, the peak among them
 };

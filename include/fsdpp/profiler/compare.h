@@ -17,7 +17,8 @@ struct CompareOptions {
 /// One figure of the reports' summaries; all are better when smaller.
 struct Difference {
   enum class Verdict { Same, Better, Regression } verdict = Verdict::Same;
-  std::string figure;  ///< "step", "exposed communication", "unit layers.0", "kernel NAME", "idle launch-bound", "peak memory", …
+  std::string figure;  ///< "step", "exposed communication", "unit layers.0", "kernel NAME", "idle launch-bound", "peak
+                       ///< memory", …
   double before = 0;   ///< ms a step, or bytes; 0 where the first report lacks it
   double after = 0;    ///< 0 where the second report lacks it
   bool bytes = false;
@@ -32,8 +33,9 @@ struct Comparison {
   [[nodiscard]] FSDPP_API std::string text() const;
 };
 
-/// Of two texts of report_json(). A figure that only one of them has is compared with 0. Throws UsageError for anything else
-/// than two reports of this format.
-[[nodiscard]] FSDPP_API Comparison compare(const std::string& before, const std::string& after, const CompareOptions& options = {});
+/// Of two texts of report_json(). A figure that only one of them has is compared with 0. Throws UsageError for anything
+/// else than two reports of this format.
+[[nodiscard]] FSDPP_API Comparison compare(const std::string& before, const std::string& after,
+                                           const CompareOptions& options = {});
 
 }  // namespace fsdpp::profiler

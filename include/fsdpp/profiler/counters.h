@@ -27,32 +27,34 @@ class FSDPP_API MetricTable {
   /// How many base metrics the chip has: counters, ratios and throughputs.
   [[nodiscard]] virtual int64_t size() const = 0;
 };
-/// `chip` as CUPTI calls it ("GH100" is H100 and H200). `library`: path of libcupti, or empty for the loader's own search.
-/// Throws ConfigError where CUPTI can't be loaded or does not know the chip.
+/// `chip` as CUPTI calls it ("GH100" is H100 and H200). `library`: path of libcupti, or empty for the loader's own
+/// search. Throws ConfigError where CUPTI can't be loaded or does not know the chip.
 [[nodiscard]] FSDPP_API std::unique_ptr<MetricTable> open_metric_table(const std::string& chip, CounterKind kind,
-                                                             const std::string& library = {});
+                                                                       const std::string& library = {});
 [[nodiscard]] FSDPP_API std::vector<std::string> counter_chips(const std::string& library = {});
 
 /// Which ways to counters are open on this device, for choose_source(). Never throws: a reason says what is in the way.
 /// Needs the CUDA context of the device to be current.
 [[nodiscard]] FSDPP_API std::vector<Rung> probe_counters(int device, const std::string& library = {});
 
-/// Counts every kernel of whole training steps, one pass a step, by the range profiler (automatic ranges, replay by steps).
-/// Kernels run one at a time meanwhile, so times of these steps say nothing about training.
+/// Counts every kernel of whole training steps, one pass a step, by the range profiler (automatic ranges, replay by
+/// steps). Kernels run one at a time meanwhile, so times of these steps say nothing about training.
 class FSDPP_API RangeCounters {
  public:
   virtual ~RangeCounters();  ///< ends counting
   /// Around one training step, on all ranks alike. end_step() returns true when all passes are done.
   virtual void begin_step() = 0;
   virtual bool end_step() = 0;
-  /// One entry for each kernel launched between begin_step() and end_step(), in launch order. Once, after the last step.
+  /// One entry for each kernel launched between begin_step() and end_step(), in launch order. Once, after the last
+  /// step.
   [[nodiscard]] virtual std::vector<CounterValues> ranges() = 0;
   [[nodiscard]] virtual int64_t dropped() const = 0;
 };
-/// `request.set` must be a set of speed_of_light_metrics.h. Throws UsageError where plan_counters() refuses, and ConfigError
-/// where CUPTI does, with the reason and the way out.
-[[nodiscard]] FSDPP_API std::unique_ptr<RangeCounters> open_range_counters(int device, CounterRequest request, int max_kernels,
-                                                                 const std::string& library = {});
+/// `request.set` must be a set of speed_of_light_metrics.h. Throws UsageError where plan_counters() refuses, and
+/// ConfigError where CUPTI does, with the reason and the way out.
+[[nodiscard]] FSDPP_API std::unique_ptr<RangeCounters> open_range_counters(int device, CounterRequest request,
+                                                                           int max_kernels,
+                                                                           const std::string& library = {});
 
 /// Samples the performance monitors at a fixed interval beside everything else; nothing is replayed or serialised.
 class FSDPP_API PmSampler {
@@ -64,7 +66,9 @@ class FSDPP_API PmSampler {
   [[nodiscard]] virtual bool overflowed() const = 0;
 };
 /// Throws ConfigError where CUPTI refuses, with the reason and the way out.
-[[nodiscard]] FSDPP_API std::unique_ptr<PmSampler> open_pm_sampler(int device, const std::string& set = "V1-PM", int64_t interval_ns = 50'000,
-                                                         int64_t max_samples = 200'000, const std::string& library = {});
+[[nodiscard]] FSDPP_API std::unique_ptr<PmSampler> open_pm_sampler(int device, const std::string& set = "V1-PM",
+                                                                   int64_t interval_ns = 50'000,
+                                                                   int64_t max_samples = 200'000,
+                                                                   const std::string& library = {});
 
 }  // namespace fsdpp::profiler

@@ -53,13 +53,13 @@ struct Ceilings {
 /// What is known about all occurrences of one kernel.
 struct KernelLight {
   std::string name;
-  std::string op;       ///< that launches it most often
-  std::string shapes;   ///< of the longest occurrence's operator
+  std::string op;      ///< that launches it most often
+  std::string shapes;  ///< of the longest occurrence's operator
   Source source = Source::TimeOnly;
   int64_t count = 0;
   double total_ns = 0;
-  std::optional<double> compute_percent;    ///< the larger of tensor pipe and instruction issue
-  std::optional<double> memory_percent;     ///< DRAM
+  std::optional<double> compute_percent;  ///< the larger of tensor pipe and instruction issue
+  std::optional<double> memory_percent;   ///< DRAM
   std::optional<double> l2_percent;
   std::optional<double> l1_percent;
   std::optional<double> occupancy_percent;  ///< active warps of the possible ones
@@ -93,8 +93,8 @@ struct Verdict {
   std::string fix;            ///< what to do, with the kernel's own numbers
   double recoverable_ns = 0;  ///< total · (1 − max(compute, memory) / 100), plus idle before it; waits for collectives
 };
-/// One class for each kernel. The seed's two rules come first and are exact; then Wait and Communication for collectives,
-/// Launch, Cache, MemoryLeaning, ComputeLeaning, Balanced, Latency.
+/// One class for each kernel. The seed's two rules come first and are exact; then Wait and Communication for
+/// collectives, Launch, Cache, MemoryLeaning, ComputeLeaning, Balanced, Latency.
 [[nodiscard]] FSDPP_API Verdict judge(const KernelLight& kernel);
 
 /// A point under the roofline.
@@ -106,7 +106,8 @@ struct RooflinePoint {
   bool memory_side = false;     ///< left of the ridge
 };
 /// Nothing without FLOPs, bytes, time or ceilings.
-[[nodiscard]] FSDPP_API std::optional<RooflinePoint> roofline_point(const KernelLight& kernel, const Ceilings& ceilings);
+[[nodiscard]] FSDPP_API std::optional<RooflinePoint> roofline_point(const KernelLight& kernel,
+                                                                    const Ceilings& ceilings);
 
 /// Bytes that an operator must at least read and write, from its "shapes" and "dtypes" (records.h); 0: unknown.
 /// Outputs: of a matrix product its result; otherwise as large as the largest input.
@@ -123,17 +124,18 @@ struct Occupancy {
 /// Counters of one kernel or range: metric name → value, and the ordinal of its launch in the step.
 using CounterValues = std::map<std::string, double>;
 
-/// Puts counters of the V1, V2 or roofline sets (speed_of_light_metrics.h) into `kernel`. Percentages are means weighted by
-/// time; FLOPs and bytes are scaled from the counted occurrences to all `count` of them.
+/// Puts counters of the V1, V2 or roofline sets (speed_of_light_metrics.h) into `kernel`. Percentages are means
+/// weighted by time; FLOPs and bytes are scaled from the counted occurrences to all `count` of them.
 FSDPP_API void apply_counters(KernelLight& kernel, std::span<const CounterValues> occurrences, Source source,
                               const Ceilings& ceilings);
 
 /// Counters by kernel name.
 using CountersByKernel = std::map<std::string, std::vector<CounterValues>>;
 
-/// Joins the ranges of a counted step, in launch order, with the kernels of a traced step. Throws UsageError if the number of
-/// ranges differs from the number of kernels: then the steps did not launch the same sequence.
-[[nodiscard]] FSDPP_API CountersByKernel join_ranges(std::span<const CounterValues> ranges, std::span<const std::string> kernels);
+/// Joins the ranges of a counted step, in launch order, with the kernels of a traced step. Throws UsageError if the
+/// number of ranges differs from the number of kernels: then the steps did not launch the same sequence.
+[[nodiscard]] FSDPP_API CountersByKernel join_ranges(std::span<const CounterValues> ranges,
+                                                     std::span<const std::string> kernels);
 
 /// A sample of the performance monitors: rates over [start_ns, end_ns) on the trace's clock.
 struct CounterSample {
@@ -141,10 +143,10 @@ struct CounterSample {
   int64_t end_ns = 0;
   CounterValues values;
 };
-/// For each kernel of `device` that spans at least two samples on average: means of the samples, weighted by the time that they
-/// share with it. Shorter kernels are named in `too_short`: they need the range profiler.
-[[nodiscard]] FSDPP_API CountersByKernel attribute_samples(std::span<const CounterSample> samples, const Trace& trace, int device,
-                                                           std::vector<std::string>& too_short);
+/// For each kernel of `device` that spans at least two samples on average: means of the samples, weighted by the time
+/// that they share with it. Shorter kernels are named in `too_short`: they need the range profiler.
+[[nodiscard]] FSDPP_API CountersByKernel attribute_samples(std::span<const CounterSample> samples, const Trace& trace,
+                                                           int device, std::vector<std::string>& too_short);
 
 /// Time that ranks spent in a collective beyond the fastest rank's, by label.
 struct CollectiveWait {
@@ -163,7 +165,7 @@ struct CounterRequest {
   int passes = 1;            ///< as the Profiler Host API counts them
   bool replay_steps = true;  ///< pass k on step k, on all ranks alike; false: each kernel is replayed on the spot
   int world_size = 1;
-  int64_t collectives = 0;   ///< in one step, of this rank
+  int64_t collectives = 0;  ///< in one step, of this rank
 };
 struct CounterPlan {
   bool allowed = false;
@@ -171,8 +173,8 @@ struct CounterPlan {
   bool serialises_kernels = false;  ///< one kernel at a time, so ranks must launch collectives in the same order
   std::string reason;               ///< of a refusal, with the way out
 };
-/// Never replays a collective: replaying kernels on the spot is refused for more than one pass when a step communicates, since
-/// peers do not replay and their buffers are not restored.
+/// Never replays a collective: replaying kernels on the spot is refused for more than one pass when a step
+/// communicates, since peers do not replay and their buffers are not restored.
 [[nodiscard]] FSDPP_API CounterPlan plan_counters(const CounterRequest& request);
 
 /// Counters that were collected for a trace.
@@ -182,18 +184,21 @@ struct Counters {
   CountersByKernel by_kernel;
 };
 
-/// Names of the kernels of `device` in the order of their launches, of the first step of the trace (without steps: of all of it).
+/// Names of the kernels of `device` in the order of their launches, of the first step of the trace (without steps: of
+/// all of it).
 [[nodiscard]] FSDPP_API std::vector<std::string> launch_order(const Trace& trace, int device);
 
-/// Counters of one step's kernels, in launch order, for the kernels of a traced step of the same program: join_ranges() over
-/// launch_order() of the trace's main device.
-[[nodiscard]] FSDPP_API Counters counters_of_step(const Trace& trace, std::span<const CounterValues> ranges, std::vector<Rung> rungs);
+/// Counters of one step's kernels, in launch order, for the kernels of a traced step of the same program: join_ranges()
+/// over launch_order() of the trace's main device.
+[[nodiscard]] FSDPP_API Counters counters_of_step(const Trace& trace, std::span<const CounterValues> ranges,
+                                                  std::vector<Rung> rungs);
 
 /// Counters from samples that were taken beside the trace. Names of kernels that are too short become a rung's reason.
-[[nodiscard]] FSDPP_API Counters counters_of_samples(const Trace& trace, std::span<const CounterSample> samples, std::vector<Rung> rungs);
+[[nodiscard]] FSDPP_API Counters counters_of_samples(const Trace& trace, std::span<const CounterSample> samples,
+                                                     std::vector<Rung> rungs);
 
-/// Every kernel of the analysis, in its order: counters where there are any, else the model (FLOPs and bytes of the operators
-/// against `ceilings`), else time only. `ranks` are for waits of collectives.
+/// Every kernel of the analysis, in its order: counters where there are any, else the model (FLOPs and bytes of the
+/// operators against `ceilings`), else time only. `ranks` are for waits of collectives.
 [[nodiscard]] FSDPP_API std::vector<KernelLight> speed_of_light(const Trace& trace, const Analysis& analysis,
                                                                 const Ceilings& ceilings, const Counters& counters = {},
                                                                 std::span<const CollectiveWait> waits = {});

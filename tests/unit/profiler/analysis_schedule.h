@@ -89,7 +89,8 @@ class Schedule {
   void step(int64_t number, int64_t start, int64_t end) {
     trace.steps.push_back({number, kBase + start, kBase + end, kMainThread});
   }
-  void memory(int64_t time, uint64_t address, int64_t bytes, MemoryEvent::Category category, int scope = -1, int64_t total = 0) {
+  void memory(int64_t time, uint64_t address, int64_t bytes, MemoryEvent::Category category, int scope = -1,
+              int64_t total = 0) {
     MemoryEvent e;
     e.time_ns = kBase + time;
     e.address = address;

@@ -154,7 +154,8 @@ TEST_F(Reader, OfBytesThenEverything) {
 }
 
 TEST_F(Reader, OfPyTorchsTraceThenLoaderStepsAndKernels) {
-  write(file("torch.json"), R"({"schemaVersion":1,"baseTimeNanoseconds":1700000000000000000,"distributedInfo":{"rank":3,"world_size":8},
+  write(file("torch.json"),
+        R"({"schemaVersion":1,"baseTimeNanoseconds":1700000000000000000,"distributedInfo":{"rank":3,"world_size":8},
     "traceEvents":[
     {"ph":"X","cat":"user_annotation","name":"ProfilerStep#12","pid":77,"tid":5,"ts":0.0,"dur":1000.0,"args":{}},
     {"ph":"X","cat":"user_annotation","name":"enumerate(DataLoader)#_Iter.__next__","pid":77,"tid":5,"ts":10.0,"dur":200.5,"args":{}},

@@ -5,7 +5,8 @@
 #include "fsdpp/base/error.h"
 #include "profiler/speed_of_light_metrics.h"
 
-/// CUPTI's Profiler Host API needs no GPU: names and pass counts of every set are checked here, on every chip that we name.
+/// CUPTI's Profiler Host API needs no GPU: names and pass counts of every set are checked here, on every chip that we
+/// name.
 namespace fsdpp::profiler {
 namespace {
 

@@ -31,14 +31,16 @@ std::string output_of(const std::string& command) {
 }
 
 Rendered render(const std::vector<Trace>& ranks) {
-  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / ("fsdpp_browser_" + std::to_string(::getpid()));
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / ("fsdpp_browser_" + std::to_string(::getpid()));
   std::filesystem::create_directories(folder);
   const std::string page = (folder / "report.html").string();
   write_report(page, ranks);
   const std::string log = (folder / "console.txt").string();
-  const std::string dom = output_of(std::string(FSDPP_CHROMIUM) + " --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=" +
-                                    (folder / "profile").string() + " --enable-logging=stderr --v=0 --virtual-time-budget=4000 --dump-dom file://" + page +
-                                    " 2>" + log);
+  const std::string dom = output_of(
+      std::string(FSDPP_CHROMIUM) + " --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=" +
+      (folder / "profile").string() + " --enable-logging=stderr --v=0 --virtual-time-budget=4000 --dump-dom file://" +
+      page + " 2>" + log);
   Rendered out{dom, output_of("grep CONSOLE " + log)};
   std::filesystem::remove_all(folder);
   return out;
@@ -47,8 +49,8 @@ Rendered render(const std::vector<Trace>& ranks) {
 TEST(Page, OfTwoRanksThenEverySectionIsDrawnWithoutErrors) {
   const Rendered page = render({Example(0).trace(), Example(1).trace()});
   EXPECT_EQ(page.console, "");
-  for (const char* id : {"kpi-step", "audit", "where-the-time-went", "timeline", "exposed-communication-per-unit", "roofline",
-                         "top-kernels", "memory-over-time", "the-host"}) {
+  for (const char* id : {"kpi-step", "audit", "where-the-time-went", "timeline", "exposed-communication-per-unit",
+                         "roofline", "top-kernels", "memory-over-time", "the-host"}) {
     EXPECT_THAT(page.dom, HasSubstr("id=\"" + std::string(id) + "\"")) << id;
   }
   EXPECT_THAT(page.dom, HasSubstr("rank 1 · node-1"));

@@ -5,11 +5,12 @@
 
 namespace fsdpp::profiler::testing {
 
-/// Three steps of a model of six layers on a pretended H200, in microseconds: gathers ahead that hide but for the first, reductions
-/// of which the last is exposed, a late host before the optimizer, a wait for the loader. Names are hostile on purpose.
+/// Three steps of a model of six layers on a pretended H200, in microseconds: gathers ahead that hide but for the
+/// first, reductions of which the last is exposed, a late host before the optimizer, a wait for the loader. Names are
+/// hostile on purpose.
 class Example {
  public:
-  explicit Example(int rank = 0, int64_t late_us = 0) : schedule_(0, 30'000'000) {
+  explicit Example(int rank = 0, int64_t late_us = 0) : schedule_(0, 40'000'000) {
     Trace& t = schedule_.trace;
     t.rank = rank;
     t.world_size = 2;
@@ -17,7 +18,7 @@ class Example {
     t.profile_memory = true;
     t.metadata = {{"model", std::string("minillm <b>6 layers</b>")}, {"batch", int64_t{8}}, {"lr", 0.001}};
     t.devices.push_back({0, "NVIDIA H200", int64_t{141} << 30, 9, 0, 132, 32, 1024, 2048, 65536, 65536, 49152, 233472});
-    for (int step = 0; step < 3; ++step) add_step(step, step * 10'000'000 + late_us * 1000 * step);
+    for (int step = 0; step < 3; ++step) add_step(step, step * 11'000'000 + late_us * 1000 * step);
     t.end_ns = t.steps.back().end_ns;
     t.audit.launches = static_cast<int64_t>(t.kernels.size());
     t.audit.kernels = t.audit.launches;
@@ -51,14 +52,16 @@ class Example {
     const int mm = op("aten::mm", launch, "[[8192, 2048], [2048, 8192]]", 2.0 * 8192 * 2048 * 8192);
     const int add = op("aten::add", launch + 30 * kUs, "[[8192, 8192], [8192, 8192]]", 0);
     kernel("nvjet_tst_128x256_64x4_2x1_v_bz_NNT", at_, (backward ? 560 : 370) * kUs, mm, launch, 2048);
-    kernel("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int, ...)", at_, 105 * kUs,
-           add, launch + 30 * kUs, 65536);
+    kernel("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int, ...)",
+           at_, 105 * kUs, add, launch + 30 * kUs, 65536);
     kernel("flash_fwd_kernel</script><script>alert(1)</script>", at_, 90 * kUs, -1, launch + 60 * kUs, 96);
     const std::string unit = "layers." + std::to_string(i);
     if (backward) {
       const int64_t reduced = std::max(reduce_free_, at_);
-      schedule_.collective("reduce_scatter", unit,
-                           schedule_.kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", reduced, reduced + 520 * kUs, launch, 21), 100 << 20);
+      schedule_.collective(
+          "reduce_scatter", unit,
+          schedule_.kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", reduced, reduced + 520 * kUs, launch, 21),
+          100 << 20);
       finish_collective();
       reduce_free_ = reduced + 520 * kUs;
     }

@@ -72,7 +72,8 @@ TEST(ReportJson, OfTwoRanksThenMeansAndStragglers) {
   EXPECT_EQ(j["ranks"].size(), 2U);
   ASSERT_FALSE(j["stragglers"].empty());
   EXPECT_EQ(j["stragglers"][0]["rank"], 1);
-  EXPECT_DOUBLE_EQ(j["summary"]["exposed_ms_per_step"], json::parse(report_json({ranks.data(), 1}))["summary"]["exposed_ms_per_step"]);
+  EXPECT_DOUBLE_EQ(j["summary"]["exposed_ms_per_step"],
+                   json::parse(report_json({ranks.data(), 1}))["summary"]["exposed_ms_per_step"]);
 }
 
 TEST(ReportJson, OfKernelsOnAKnownDeviceThenModelledAndOnTheRoofline) {

@@ -103,7 +103,8 @@ TEST(Ladder, WhenBetterRungsAreRefusedThenLabelAndReasonsAreTold) {
   const LadderChoice c = choose_source(rungs);
   EXPECT_EQ(c.source, Source::Modelled);
   EXPECT_EQ(c.text,
-            "speed of light: modelled (FLOPs and bytes of the operator); not measured (range profiler): INSUFFICIENT_PRIVILEGES; "
+            "speed of light: modelled (FLOPs and bytes of the operator); not measured (range profiler): "
+            "INSUFFICIENT_PRIVILEGES; "
             "not sampled (PM sampling): HARDWARE_BUSY");
 }
 TEST(Ladder, WhenAllIsOpenThenMeasuredAndNoReasons) {
@@ -141,8 +142,9 @@ TEST(CounterPlan, ByStepsThenOnePassAStep) {
 TEST(Counters, OfTheVerdictSetThenMeansAreWeightedByTime) {
   KernelLight k;
   k.count = 4;
-  const CounterValues quick{{metric::kTime, 100}, {metric::kTensor, 20}, {metric::kIssue, 40}, {metric::kDram, 10},
-                            {metric::kDramRead, 1000}, {metric::kDramWrite, 500}, {metric::kWarps, 50}, {metric::kL2Bytes, 1000}};
+  const CounterValues quick{{metric::kTime, 100}, {metric::kTensor, 20},     {metric::kIssue, 40},
+                            {metric::kDram, 10},  {metric::kDramRead, 1000}, {metric::kDramWrite, 500},
+                            {metric::kWarps, 50}, {metric::kL2Bytes, 1000}};
   CounterValues slow = quick;
   slow[metric::kTime] = 300;
   slow[metric::kTensor] = 80;
@@ -161,8 +163,11 @@ TEST(Counters, OfTheVerdictSetThenMeansAreWeightedByTime) {
 TEST(Counters, OfTheRooflineSetThenFlopsAreSummed) {
   KernelLight k;
   k.count = 1;
-  apply_counters(k, std::vector<CounterValues>{{{metric::kBf16Ops, 1000}, {metric::kDramBytes, 10}, {metric::kTensor, 1},
-                                                {"smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", 7}}},
+  apply_counters(k,
+                 std::vector<CounterValues>{{{metric::kBf16Ops, 1000},
+                                             {metric::kDramBytes, 10},
+                                             {metric::kTensor, 1},
+                                             {"smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", 7}}},
                  Source::Measured, {});
   EXPECT_DOUBLE_EQ(*k.flops, 1014);
   EXPECT_DOUBLE_EQ(*k.bytes, 10);
