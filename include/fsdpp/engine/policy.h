@@ -10,11 +10,11 @@ namespace fsdpp {
 /// dtypes of a unit. Only floating-point parameters and tensors are ever cast. Unset: as they are.
 struct MixedPrecisionPolicy {
   /// dtype of the gathered parameters, so of forward and backward. Shards and optimizer keep the original dtype.
-  std::optional<c10::ScalarType> param_dtype;
+  std::optional<c10::ScalarType> param_dtype = std::nullopt;
   /// dtype in which gradients are reduced (on the wire and in the sum). Unset: the dtype of the gathered parameters.
-  std::optional<c10::ScalarType> reduce_dtype;
+  std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   /// dtype to which floating-point outputs of the unit's forward are cast.
-  std::optional<c10::ScalarType> output_dtype;
+  std::optional<c10::ScalarType> output_dtype = std::nullopt;
   /// Cast floating-point inputs of the unit's forward to param_dtype.
   bool cast_forward_inputs = true;
 };
@@ -37,14 +37,14 @@ class ReshardAfterForward {
 
 /// Options of one `fully_shard` call.
 struct FullyShardOptions {
-  MixedPrecisionPolicy mp_policy;
+  MixedPrecisionPolicy mp_policy = {};
   /// Unset: true, but false for the root unit (the unit whose forward starts the iteration).
-  std::optional<ReshardAfterForward> reshard_after_forward;
+  std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
   /// Parameters that are left alone: not sharded, not cast, their gradients not reduced.
-  std::vector<at::Tensor> ignored_params;
+  std::vector<at::Tensor> ignored_params = {};
   /// Give every rank the parameters and buffers of the mesh's rank 0 first. Makes fully_shard collective. Unset: true on a mesh
   /// that replicates (replicas must start equal), else false.
-  std::optional<bool> sync_from_rank0;
+  std::optional<bool> sync_from_rank0 = std::nullopt;
 };
 
 }  // namespace fsdpp
