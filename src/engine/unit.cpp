@@ -51,6 +51,7 @@ Unit::Unit(std::vector<std::weak_ptr<torch::nn::Module>> modules, const std::vec
   size_t i = 0;
   for (auto& [key, group] : groups)
     buffers_.push_back(std::make_unique<FlatBuffer>(configs[i++], std::move(group.first), std::move(group.second)));
+  for (auto& b : buffers_) gathered_bytes_ += b->gathered_bytes();
 }
 
 Unit::~Unit() { release_memory(); }
@@ -167,7 +168,7 @@ void Unit::gather_buffers(cuda::StreamView stream, bool from_group) {
 void Unit::gather(GatherReason reason) {
   if (state_ == UnitState::Cached && !cache_is_current()) reshard();
   if (state_ != UnitState::Sharded) return;
-  trace::Scope scope(trace::Kind::Unshard, name_, memory().gathered_bytes);
+  trace::Scope scope(trace::Kind::Unshard, name_, gathered_bytes_);
   auto stream = context_->gather_stream();
   bool from_group = has_group_pieces();
   if (from_group && !cache_is_current()) drop_group_pieces(), from_group = false;

@@ -150,6 +150,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   FullyShardOptions options_;
   std::vector<std::unique_ptr<FlatBuffer>> buffers_;
   std::vector<std::weak_ptr<Unit>> borrowed_;
+  int64_t gathered_bytes_ = 0;
   UnitState state_ = UnitState::Sharded;
   comm::Ticket gather_ticket_;
   cuda::StreamView accumulator_stream_;
