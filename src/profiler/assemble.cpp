@@ -13,7 +13,7 @@ namespace {
 
 /// Closes what was open when the window ended.
 template <class Item>
-void close_open(std::vector<Item>& items, const Window& window, Audit& audit) {
+void close_open(std::vector<Item>& items, const RecordedWindow& window, Audit& audit) {
   for (Item& item : items) {
     if (item.end_ns != 0) continue;
     item.end_ns = std::max(window.end_ns, item.start_ns);
@@ -21,7 +21,7 @@ void close_open(std::vector<Item>& items, const Window& window, Audit& audit) {
   }
 }
 
-CpuOp to_op(RawOp& raw, const ThreadRecords& from, const Window& window) {
+CpuOp to_op(RawOp& raw, const ThreadRecords& from, const RecordedWindow& window) {
   CpuOp op;
   op.name = std::move(raw.name);
   op.start_ns = raw.start_ns;
@@ -45,7 +45,7 @@ void append(std::vector<Item>& to, std::vector<Item>& from) {
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
-void take_host(Trace& trace, HostRecords& host, const Window& window, std::vector<RawCollective>& collectives) {
+void take_host(Trace& trace, HostRecords& host, const RecordedWindow& window, std::vector<RawCollective>& collectives) {
   for (ThreadRecords& from : host) {
     close_open(from.ops, window, trace.audit);
     close_open(from.scopes, window, trace.audit);
@@ -167,7 +167,7 @@ void place_device_work(Trace& trace, const Places& places, const std::vector<Gra
 
 }  // namespace
 
-Trace assemble(HostRecords host, DeviceRecords device, const Window& window) {
+Trace assemble(HostRecords host, DeviceRecords device, const RecordedWindow& window) {
   Trace trace;
   trace.start_ns = window.start_ns;
   trace.end_ns = window.end_ns;

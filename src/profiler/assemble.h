@@ -8,7 +8,7 @@
 namespace fsdpp::profiler {
 
 /// What is known about a window besides its records.
-struct Window {
+struct RecordedWindow {
   int64_t start_ns = 0;
   int64_t end_ns = 0;
   int64_t clock_shift_ns = 0;
@@ -21,7 +21,7 @@ struct Window {
 /// One trace of the records of host and device: operators get parents, launches get their operator and scope by thread and
 /// time, kernels by their launch (in CUDA graphs by the capture of their node), collectives their kernels, memory its
 /// category. Times and numbers of the records are left as they are. Ends with the audit.
-[[nodiscard]] Trace assemble(HostRecords host, DeviceRecords device, const Window& window);
+[[nodiscard]] Trace assemble(HostRecords host, DeviceRecords device, const RecordedWindow& window);
 
 /// Fills in `trace.audit` from the records; what only sources know (dropped, unknown …) is kept.
 void audit(Trace& trace);

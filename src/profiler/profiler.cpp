@@ -53,7 +53,7 @@ struct Profiler::Impl : Recorder {
   trace::Listener* previous_listener = nullptr;
   std::optional<Trace> last;
   std::map<std::string, MetadataValue> metadata;
-  Window window;
+  RecordedWindow window;
   int64_t clock_lead = 0;
   int64_t step_start = 0;
 };

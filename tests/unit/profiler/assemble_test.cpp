@@ -63,8 +63,8 @@ Kernel kernel(const char* name, int64_t start, int64_t end, int64_t correlation,
   return k;
 }
 
-Window window(int64_t start = 0, int64_t end = 10'000'000) {
-  Window w;
+RecordedWindow window(int64_t start = 0, int64_t end = 10'000'000) {
+  RecordedWindow w;
   w.start_ns = kBase + start;
   w.end_ns = kBase + end;
   return w;
@@ -186,7 +186,7 @@ TEST(Audit, EveryFaultThenCountedAndNamed) {
   o.kind = "LAZY_FUNCTION_LOADING";
   o.end_ns = 500;
   d.overheads = {o, o};
-  Window w = window();
+  RecordedWindow w = window();
   w.clock_shift_ns = -2'000'000;
   const Audit a = assemble({thread({op("open", 10, 0)})}, std::move(d), w).audit;
   EXPECT_EQ(a.zero_stamps, 1);
@@ -294,7 +294,7 @@ TEST(Flops, CountedByAnOuterOperatorThenNotAgainInside) {
   give(host.ops[0], {Arg::tensor({1, 1, 2, 4}), Arg::tensor({1, 1, 2, 4}), Arg::tensor({1, 1, 2, 4})});
   give(host.ops[1], {Arg::tensor({1, 2, 4}), Arg::tensor({1, 4, 2})});
   give(host.ops[2], {Arg::tensor({1, 2, 4}), Arg::tensor({1, 4, 2})});
-  Window w = window();
+  RecordedWindow w = window();
   w.with_flops = w.record_shapes = true;
   const Trace t = assemble({host}, {}, w);
   EXPECT_EQ(t.cpu_ops[0].flops, 2.0 * 2 * 2 * 8);
