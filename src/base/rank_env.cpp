@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/enforce.h"
+#include "base/fnv.h"
 #include "base/env.h"
 #include "base/slurm.h"
 #include "fsdpp/base/log.h"
@@ -82,9 +83,7 @@ void set_local(RankEnv& result, Place place, const char* count_name) {
 }
 
 int derived_port(const std::string& job) {
-  uint64_t hash = 14695981039346656037ULL;  // FNV-1a
-  for (unsigned char c : job) hash = (hash ^ c) * 1099511628211ULL;
-  return kFirstDerivedPort + static_cast<int>(hash % kDerivedPorts);
+  return kFirstDerivedPort + static_cast<int>(fnv1a(job) % kDerivedPorts);
 }
 
 // For launchers that say nothing about a master. `job` names the job on all its ranks, or is empty; `first_host` is

@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/fnv.h"
+
 namespace fsdpp::comm {
 namespace {
 
 uint64_t hash_of(const std::string& text) {
   if (text.empty()) return 0;
-  uint64_t hash = 14695981039346656037ULL;  // FNV-1a
-  for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211ULL;
-  return hash == 0 ? 1 : hash;
+  return std::max<uint64_t>(fnv1a(text), 1);
 }
 
 }  // namespace

@@ -79,6 +79,12 @@ at::Tensor ParamState::handle() const {
   return impl ? at::Tensor(std::move(impl)) : at::Tensor();
 }
 
+void ParamState::put_grad_aside(const at::Tensor& live_handle) {
+  if (grad_put_aside) return;
+  grad_put_aside = true;
+  sharded_grad = std::exchange(live_handle.mutable_grad(), at::Tensor());
+}
+
 FlatBuffer::FlatBuffer(const Config& config, std::vector<at::Tensor> handles, std::vector<std::string> names) : config_(config) {
   std::vector<shard::ParamShape> shapes;
   shapes.reserve(handles.size());

@@ -38,6 +38,8 @@ struct ParamState {
   uint32_t version = 0;              ///< of the handle when it was gathered last
 
   [[nodiscard]] at::Tensor handle() const;  ///< undefined if the user dropped it
+  /// Moves .grad of the handle to sharded_grad, once in a backward.
+  void put_grad_aside(const at::Tensor& live_handle);
 };
 
 /// The parameters of a unit that share dtype and requires_grad: shard buffer, gathered buffer, gradient buffer.

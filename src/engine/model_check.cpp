@@ -8,17 +8,11 @@
 #include <sstream>
 
 #include "base/enforce.h"
+#include "base/fnv.h"
 #include "engine/comm_context.h"
 
 namespace fsdpp::engine {
 namespace {
-
-// FNV-1a: equal on every machine, unlike std::hash.
-int64_t fingerprint(const std::string& text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ULL;
-  return static_cast<int64_t>(hash);
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -69,7 +63,7 @@ void broadcast_from_rank0(comm::Mesh& mesh, const std::vector<at::Tensor>& tenso
 void check_same_model(CommContext& context, const std::string& description) {
   if (!context.on_wire()) return;
   auto& mesh = context.mesh();
-  auto all = gather_fingerprints(context, fingerprint(description));
+  auto all = gather_fingerprints(context, static_cast<int64_t>(fnv1a(description)));
   const auto* prints = all.const_data_ptr<int64_t>();
   int other = 0;
   while (other < mesh.shard_size() && prints[other] == prints[0]) ++other;

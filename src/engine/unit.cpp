@@ -154,7 +154,7 @@ bool Unit::has_group_pieces() const {
 void Unit::gather_buffers(cuda::StreamView stream, bool from_group) {
   auto& pool = context_->gathered_pool();
   auto& comm = from_group ? context_->mesh().subgroup_comm(group_after_forward()) : context_->mesh().gather_comm();
-  comm::OpInfo info{.label = name_.empty() ? std::string_view("root unit, gather") : std::string_view(name_)};
+  auto info = wire_info("root unit, gather");
   auto one = [&](FlatBuffer& b) { return b.has_group_piece() ? b.gather_from_group(pool, comm, stream, info) : b.gather(pool, comm, stream, info); };
   if (buffers_.size() == 1) {
     gather_ticket_ = one(*buffers_[0]);
@@ -331,8 +331,6 @@ at::Tensor Unit::local_shard(const at::Tensor& parameter) const {
       if (p.handle().is_same(parameter)) return state_ == UnitState::Shown ? p.shard_view : parameter;
   fail<UsageError>("unit '{}' does not manage this tensor", name_);
 }
-
-void Unit::unshard_on_demand() { pre_backward(); }
 
 // -- readings ------------------------------------------------------------------------------------------------------------
 

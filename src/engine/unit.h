@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/comm_context.h"
@@ -55,7 +56,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] std::string describe() const;
   /// Names parameters as seen from `root` and finds the units below it. Done once, by the first iteration's root.
   void initialise_root();
-  [[nodiscard]] bool root_initialised() const noexcept { return root_initialised_; }
   void set_root_default(bool is_root);
 
   // -- forward ---------------------------------------------------------------------------------------------------------
@@ -102,7 +102,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] std::string name_of(const at::Tensor& tensor) const;
   /// The local shard of a parameter, whatever its handle shows. REQUIRES: it is this unit's.
   [[nodiscard]] at::Tensor local_shard(const at::Tensor& parameter) const;
-  void unshard_on_demand();
 
   // -- switches and readings -------------------------------------------------------------------------------------------
   void set_requires_gradient_sync(bool value) noexcept { requires_gradient_sync_ = value; }
@@ -128,6 +127,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
  private:
   [[nodiscard]] bool cache_is_current() const;
+  /// Labels a collective by the unit; the root, which has no name, by `of_root`.
+  [[nodiscard]] comm::OpInfo wire_info(std::string_view of_root) const { return {.label = name_.empty() ? of_root : std::string_view(name_)}; }
   void end_forward(bool will_backward);
   [[nodiscard]] int group_after_forward() const;
   void gather_buffers(cuda::StreamView stream, bool from_group);

@@ -45,9 +45,7 @@ void Unit::before_accumulate(FlatBuffer& buffer, size_t param) {
   auto& p = buffer.params()[param];
   auto handle = p.handle();
   if (state_ != UnitState::Shown) point_handle(handle, p.gathered_view);  // accumulation reads its shape only
-  if (p.grad_put_aside) return;
-  p.grad_put_aside = true;
-  p.sharded_grad = std::exchange(handle.mutable_grad(), at::Tensor());
+  p.put_grad_aside(handle);
 }
 
 void Unit::after_accumulate(FlatBuffer& buffer, size_t param) {
@@ -129,7 +127,7 @@ void Unit::reduce() {
   auto stream = context_->reduce_stream();
   stream.wait(compute);
   auto& comm = context_->mesh().reduce_comm();
-  comm::OpInfo info{.label = name_.empty() ? std::string_view("root unit, reduce") : std::string_view(name_)};
+  auto info = wire_info("root unit, reduce");
   comm::Ticket ticket;
   if (reducing.size() == 1) {
     ticket = reducing[0]->reduce_scatter(comm, stream, info);
@@ -152,7 +150,7 @@ void Unit::finish_reduce(const std::vector<FlatBuffer*>& reducing) {
   }
   if (replicates) {
     stream.wait(reduce_stream);
-    comm::OpInfo info{.label = name_.empty() ? std::string_view("root unit, all-reduce") : std::string_view(name_)};
+    auto info = wire_info("root unit, all-reduce");
     for (auto* b : reducing) b->all_reduce(context_->mesh().replicate_comm(), stream, info).wait(stream);
     ++stats_.all_reduces;
   }
@@ -163,10 +161,7 @@ void Unit::finish_reduce(const std::vector<FlatBuffer*>& reducing) {
 void Unit::reduce_late() {
   for (auto& b : buffers_)
     for (auto& p : b->params())
-      if (auto h = p.handle(); h.defined() && h.requires_grad() && !p.grad_put_aside) {
-        p.grad_put_aside = true;
-        p.sharded_grad = std::exchange(h.mutable_grad(), at::Tensor());
-      }
+      if (auto h = p.handle(); h.defined() && h.requires_grad()) p.put_grad_aside(h);
   reduce();
 }
 

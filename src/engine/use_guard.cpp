@@ -63,7 +63,7 @@ void check_use(const at::Tensor& t, const c10::OperatorHandle& op) {
   auto unit = owner_of(t);
   if (!unit || unit->serves_operators(t)) return;
   if (torch::autograd::get_current_graph_task_id() >= 0) {
-    unit->unshard_on_demand();
+    unit->pre_backward();
     return;
   }
   const auto& name = op.operator_name().name;
