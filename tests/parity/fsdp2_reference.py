@@ -131,7 +131,11 @@ def worker(rank, a, store):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", rank=rank, world_size=a.ranks, init_method=f"file://{store}")
     train(a, rank)
+    dist.barrier()
     dist.destroy_process_group()
+    # Skip the interpreter's finalisation: a Gloo or autograd thread that asks for the GIL while it runs is ended by force,
+    # and that ends in std::terminate ("terminate called without an active exception") now and then.
+    os._exit(0)
 
 
 if __name__ == "__main__":
