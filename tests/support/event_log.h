@@ -1,0 +1,64 @@
+#pragma once
+#include <initializer_list>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdpp/trace/scope.h"
+
+namespace fsdpp::test {
+
+/// What the engine did on this thread, in order: "unshard block0" when a gather is issued, "reshard block0" when the memory is given
+/// back, "post_backward block0" when a unit's gradients are handed on, and, if asked for, each collective as
+/// "all_gather block0" when it is issued and each span of a unit's hooks. The root unit's name is empty.
+///
+/// One for each rank thread; it listens from construction to destruction.
+class EventLog final : public trace::Listener {
+ public:
+  enum class What { Units, UnitsAndCollectives, Collectives, Hooks };
+  explicit EventLog(What what = What::Units) : what_(what) { trace::set_listener(this, /*for_this_thread=*/true); }
+  ~EventLog() override { trace::set_listener(nullptr, /*for_this_thread=*/true); }
+  EventLog(const EventLog&) = delete;
+  EventLog& operator=(const EventLog&) = delete;
+
+  void begin(const trace::Event& e) noexcept override {
+    if (what_ == What::Hooks) return add("+" + std::string(trace::name_of(e.kind)), e.name);
+    if (what_ == What::Collectives) return;
+    if (e.kind == trace::Kind::Unshard) add("unshard", e.name);
+    if (e.kind == trace::Kind::Reshard) add("reshard", e.name);
+  }
+  void end(const trace::Event& e) noexcept override {
+    if (what_ == What::Hooks) return add("-" + std::string(trace::name_of(e.kind)), e.name);
+    if (what_ != What::Collectives && e.kind == trace::Kind::PostBackward) add("post_backward", e.name);
+  }
+  void begin(const trace::CollectiveEvent& e) noexcept override {
+    if (what_ != What::Units && what_ != What::Hooks && e.sequence >= 0 && e.label != "model check") add(std::string(e.op), e.label);
+  }
+
+  /// The events so far; the log is empty afterwards.
+  [[nodiscard]] std::vector<std::string> take() { return std::exchange(seen_, {}); }
+  /// The same without those that begin with one of `prefixes`.
+  [[nodiscard]] std::vector<std::string> take_without(std::initializer_list<const char*> prefixes) {
+    auto all = take();
+    for (const std::string prefix : prefixes) std::erase_if(all, [&](auto& e) { return e.starts_with(prefix); });
+    return all;
+  }
+  [[nodiscard]] const std::vector<std::string>& seen() const noexcept { return seen_; }
+
+ private:
+  void add(std::string what, std::string_view name) noexcept { seen_.push_back(name.empty() ? what : what + " " + std::string(name)); }
+
+  What what_;
+  std::vector<std::string> seen_;
+};
+
+/// How many of `events` begin with `prefix`.
+[[nodiscard]] inline int64_t count_events(const std::vector<std::string>& events, const std::string& prefix) {
+  int64_t n = 0;
+  for (auto& e : events) n += e.starts_with(prefix) ? 1 : 0;
+  return n;
+}
+
+}  // namespace fsdpp::test
