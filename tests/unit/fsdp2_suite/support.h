@@ -1,0 +1,128 @@
+#pragma once
+/// What the tests named after PyTorch's FSDP2 suite share (docs/fsdp2_tests.md says which test stands for which).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "fsdpp/fsdpp.h"
+#include "support/event_log.h"
+#include "support/slow_world.h"
+#include "support/tiny_models.h"
+
+namespace fsdpp::test::suite {
+
+using comm::Mesh;
+using comm::World;
+using Reshard = std::optional<ReshardAfterForward>;
+using Rank = std::shared_ptr<SlowWorld>;
+
+/// Runs `body` on `size` ranks, each a thread whose communicators sleep as world->delays says.
+inline void each_rank(int size, const std::function<void(Rank)>& body) {
+  comm::run_local_world(size, [&](std::shared_ptr<World> world) { body(std::make_shared<SlowWorld>(std::move(world))); });
+}
+
+/// up, relu, down, relu.
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(int64_t dim, int64_t hidden = 0, int64_t out = 0) {
+    in_proj = register_module("in_proj", torch::nn::Linear(dim, hidden ? hidden : 4 * dim));
+    out_proj = register_module("out_proj", torch::nn::Linear(hidden ? hidden : 4 * dim, out ? out : dim));
+  }
+  at::Tensor forward(const at::Tensor& x) { return out_proj(at::relu(in_proj(x))).relu(); }
+  Hooked<torch::nn::Linear> in_proj{nullptr}, out_proj{nullptr};
+};
+FSDPP_MODULE(Mlp);
+
+/// Mlps one after the other: names "0", "1", ….
+struct MlpStackImpl : torch::nn::Module {
+  MlpStackImpl(int64_t dim, int count) {
+    for (int i = 0; i < count; ++i) mlps.push_back(register_module(std::to_string(i), Mlp(dim)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& m : mlps) x = m(x);
+    return x;
+  }
+  std::vector<Mlp> mlps;
+};
+FSDPP_MODULE(MlpStack);
+
+/// The same weights on every rank and for every model of one shape, on the rank's device.
+template <class Holder>
+Holder filled(Holder module, const World& world, uint64_t seed = 1) {
+  fill_parameters(*module, seed);
+  module->to(world.device());
+  return module;
+}
+
+/// Random numbers that depend on nothing but shape and seed.
+inline at::Tensor random_input(const World& world, at::IntArrayRef sizes, uint64_t seed) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat)).to(world.device());
+}
+
+/// Adds up the counts of all units at or below `module`.
+inline UnitStats total_stats(const torch::nn::Module& module) {
+  UnitStats sum;
+  for (auto& u : units(module)) {
+    auto s = u.stats();
+    sum.gathers += s.gathers, sum.forward_gathers += s.forward_gathers, sum.backward_gathers += s.backward_gathers;
+    sum.reduces += s.reduces, sum.all_reduces += s.all_reduces, sum.reshards += s.reshards;
+  }
+  return sum;
+}
+
+/// The global gradient of a sharded parameter. Collective.
+inline at::Tensor full_grad(const at::Tensor& parameter) { return shard::full_tensor(sharding_of(parameter), parameter.grad()); }
+
+inline void expect_sharded(const torch::nn::Module& module) {
+  for (auto& u : units(module)) EXPECT_TRUE(u.is_sharded()) << "unit '" << u.name() << "'";
+}
+
+/// Handles show local shards, whose shapes the metadata tells.
+inline void expect_handles_show_shards(const torch::nn::Module& module) {
+  for (auto& p : sharded_parameters(module)) EXPECT_EQ(p.handle.sizes().vec(), p.local_sizes()) << p.name;
+}
+
+/// Parameters (true: and gradients) of `sharded` are those of `plain`. Collective.
+inline void expect_same_parameters(const torch::nn::Module& sharded, const torch::nn::Module& plain, bool gradients = false, double tolerance = 1e-6) {
+  auto got = sharded.parameters(), want = plain.parameters();
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_LE(relative_error(full_tensor(got[i]), want[i].detach()), tolerance) << "parameter " << i;
+    if (!gradients) continue;
+    ASSERT_EQ(got[i].grad().defined(), want[i].grad().defined()) << "gradient " << i;
+    if (!want[i].grad().defined()) continue;
+    EXPECT_LE(relative_error(full_grad(got[i]), want[i].grad()), tolerance) << "gradient " << i;
+  }
+}
+
+/// One model in a comparison: its module, and the loss that one rank's input gives.
+struct Trainee {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor(const at::Tensor& input)> loss;
+};
+template <class Holder>
+Trainee trainee(Holder holder) {
+  return {holder.ptr(), [holder](const at::Tensor& x) mutable { return holder(x).sum(); }};
+}
+
+/// How a comparison trains. Delays are milliseconds on the compute stream; those of collectives are the world's.
+struct ParityOptions {
+  int iterations = 10;
+  double lr = 1e-2;
+  double tolerance = 1e-6;  ///< relative
+  double delay_after_forward = 0, delay_before_optim = 0;
+  bool unshard_async = false;  ///< every unit is asked for ahead of each forward
+  std::function<void()> after_step = [] {};
+};
+
+/// Input of one rank in one iteration.
+using Inputs = std::function<at::Tensor(int iteration, int rank)>;
+
+/// Trains `sharded` on this rank's inputs and `plain` on those of all ranks, both by Adam, the gradients dropped and zeroed in
+/// turn. Expects the same loss on this rank's input in each iteration, and the same parameters and gradients at the end. Collective.
+void expect_train_parity(SlowWorld& world, const Trainee& sharded, const Trainee& plain, const Inputs& inputs, const ParityOptions& options = {});
+
+}  // namespace fsdpp::test::suite
