@@ -1,8 +1,9 @@
 #pragma once
-#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
 #include <mutex>
-#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,55 +12,67 @@
 
 namespace fsdpp::test {
 
-/// Writes down what the engine does on this rank while it lives, in order:
-///   scopes as "Unshard block0", "PostBackward block0" … (a unit without a name: "root");
-///   collectives as "all_gather block0", "reduce_scatter root" … when `collectives` is on.
-/// Ranks as threads: the calling thread's events only. Processes: the whole process (CUDA's backward has a thread of its own).
+/// What the engine did on this thread, in order: "unshard block0" when a gather is issued, "reshard block0" when the memory is given
+/// back, "post_backward block0" when a unit's gradients are handed on, and, if asked for, each collective as
+/// "all_gather block0" when it is issued and each span of a unit's hooks. The root unit's name is empty.
+///
+/// One for each rank thread; it listens from construction to destruction. With a world of processes (second constructor) it hears the
+/// whole process, since a backward on a GPU runs on a thread of its own.
 class EventLog final : public trace::Listener {
  public:
-  using Kinds = std::set<trace::Kind>;
-  inline static const Kinds kUnits = {trace::Kind::Unshard, trace::Kind::Reshard, trace::Kind::PostBackward, trace::Kind::Reduce};
-
-  explicit EventLog(const comm::World& world, Kinds kinds = kUnits, bool collectives = false)
-      : kinds_(std::move(kinds)), collectives_(collectives), for_this_thread_(world.launcher() == "threads") {
+  enum class What { Units, UnitsAndCollectives, Collectives, Hooks };
+  explicit EventLog(What what = What::Units) : what_(what) { trace::set_listener(this, for_this_thread_); }
+  EventLog(What what, const comm::World& world) : what_(what), for_this_thread_(world.launcher() == "threads") {
     trace::set_listener(this, for_this_thread_);
   }
   ~EventLog() override { trace::set_listener(nullptr, for_this_thread_); }
+  EventLog(const EventLog&) = delete;
+  EventLog& operator=(const EventLog&) = delete;
 
-  void begin(const trace::Event& event) noexcept override {
-    if (kinds_.count(event.kind)) note(std::string(trace::name_of(event.kind)) + " " + unit_name(event.name));
+  void begin(const trace::Event& e) noexcept override {
+    if (what_ == What::Hooks) return add("+" + std::string(trace::name_of(e.kind)), e.name);
+    if (what_ == What::Collectives) return;
+    if (e.kind == trace::Kind::Unshard) add("unshard", e.name);
+    if (e.kind == trace::Kind::Reshard) add("reshard", e.name);
   }
-  void end(const trace::Event&) noexcept override {}
-  void begin(const trace::CollectiveEvent& event) noexcept override {
-    std::lock_guard lock(mutex_);
-    if (event.op != "group") ops_.emplace_back(event.op, event.label);
-    if (collectives_ && event.op != "group") lines_.push_back(std::string(event.op) + " " + unit_name(event.label));
+  void end(const trace::Event& e) noexcept override {
+    if (what_ == What::Hooks) return add("-" + std::string(trace::name_of(e.kind)), e.name);
+    if (what_ != What::Collectives && e.kind == trace::Kind::PostBackward) add("post_backward", e.name);
+  }
+  void begin(const trace::CollectiveEvent& e) noexcept override {
+    if (what_ != What::Units && what_ != What::Hooks && e.sequence >= 0 && e.label != "model check") add(std::string(e.op), e.label);
   }
 
-  /// What was written since the last take().
+  /// The events so far; the log is empty afterwards.
   [[nodiscard]] std::vector<std::string> take() {
     std::lock_guard lock(mutex_);
-    ops_.clear();
-    return std::exchange(lines_, {});
+    return std::exchange(seen_, {});
   }
-  /// Collectives of kind `op` ("all_gather"; "": any) that went on the wire since the last take(), but for the comparison of the model.
-  [[nodiscard]] int64_t count(std::string_view op) const {
-    std::lock_guard lock(mutex_);
-    return std::count_if(ops_.begin(), ops_.end(), [&](auto& o) { return (op.empty() || o.first == op) && o.second != "model check"; });
+  /// The same without those that begin with one of `prefixes`.
+  [[nodiscard]] std::vector<std::string> take_without(std::initializer_list<const char*> prefixes) {
+    auto all = take();
+    for (const std::string prefix : prefixes) std::erase_if(all, [&](auto& e) { return e.starts_with(prefix); });
+    return all;
   }
+  [[nodiscard]] const std::vector<std::string>& seen() const noexcept { return seen_; }
 
  private:
-  static std::string unit_name(std::string_view name) { return name.empty() || name.starts_with("root unit") ? "root" : std::string(name); }
-  void note(std::string line) {
+  void add(std::string what, std::string_view name) noexcept {
     std::lock_guard lock(mutex_);
-    lines_.push_back(std::move(line));
+    seen_.push_back(name.empty() ? what : what + " " + std::string(name));
   }
 
-  Kinds kinds_;
-  bool collectives_, for_this_thread_;
-  mutable std::mutex mutex_;
-  std::vector<std::string> lines_;
-  std::vector<std::pair<std::string, std::string>> ops_;  // op, label
+  What what_;
+  bool for_this_thread_ = true;
+  std::mutex mutex_;
+  std::vector<std::string> seen_;
 };
+
+/// How many of `events` begin with `prefix`.
+[[nodiscard]] inline int64_t count_events(const std::vector<std::string>& events, const std::string& prefix) {
+  int64_t n = 0;
+  for (auto& e : events) n += e.starts_with(prefix) ? 1 : 0;
+  return n;
+}
 
 }  // namespace fsdpp::test
