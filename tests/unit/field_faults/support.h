@@ -68,11 +68,12 @@ inline void each_rank(int ranks, const RankBody& body, comm::LocalWorldOptions o
   comm::run_local_world(ranks, body, options);
 }
 
-/// Runs `body` as each_rank does and returns what each rank ended with: the message of its exception, or "" if it had none. A rank
-/// that fails is no news to the others but through their communicators.
-inline std::vector<std::string> verdicts(int ranks, const RankBody& body) {
+/// Runs `body` as each_rank does (or as `run(ranks, body)` does) and returns what each rank ended with: the message of its exception,
+/// or "" if it had none. A rank that fails is no news to the others but through their communicators.
+template <class Run>
+std::vector<std::string> verdicts(int ranks, const RankBody& body, Run run) {
   std::vector<std::string> messages(static_cast<size_t>(ranks));
-  each_rank(ranks, [&](std::shared_ptr<World> world) {
+  run(ranks, [&](std::shared_ptr<World> world) {
     try {
       body(world);
     } catch (const std::exception& e) {
@@ -80,6 +81,9 @@ inline std::vector<std::string> verdicts(int ranks, const RankBody& body) {
     }
   });
   return messages;
+}
+inline std::vector<std::string> verdicts(int ranks, const RankBody& body) {
+  return verdicts(ranks, body, [](int n, const RankBody& b) { each_rank(n, b); });
 }
 
 /// Mean over the ranks of r + 1: 1.5 on two ranks, 2.5 on four, 1 on one.
