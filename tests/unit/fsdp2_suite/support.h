@@ -62,6 +62,19 @@ inline at::Tensor random_input(const World& world, at::IntArrayRef sizes, uint64
   return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat)).to(world.device());
 }
 
+/// Collectives that one rank put on the wire.
+struct WireCounts {
+  int64_t all_gathers = 0, reduce_scatters = 0, all_reduces = 0;
+  bool operator==(const WireCounts&) const = default;
+};
+inline std::ostream& operator<<(std::ostream& out, const WireCounts& c) {
+  return out << c.all_gathers << " all-gathers, " << c.reduce_scatters << " reduce-scatters, " << c.all_reduces << " all-reduces";
+}
+/// REQUIRES: events of a log that hears collectives.
+inline WireCounts wire_counts(const std::vector<std::string>& events) {
+  return {count_events(events, "all_gather"), count_events(events, "reduce_scatter"), count_events(events, "all_reduce")};
+}
+
 /// Adds up the counts of all units at or below `module`.
 inline UnitStats total_stats(const torch::nn::Module& module) {
   UnitStats sum;
@@ -85,43 +98,48 @@ inline void expect_handles_show_shards(const torch::nn::Module& module) {
   for (auto& p : sharded_parameters(module)) EXPECT_EQ(p.handle.sizes().vec(), p.local_sizes()) << p.name;
 }
 
-/// Parameters (true: and gradients) of `sharded` are those of `plain`. Collective.
-inline void expect_same_parameters(const torch::nn::Module& sharded, const torch::nn::Module& plain, bool gradients = false, double tolerance = 1e-6) {
+/// Parameters of `sharded` are those of `plain`, and so are, when asked for, their gradients. Tolerances are relative. Collective.
+inline void expect_same_parameters(const torch::nn::Module& sharded, const torch::nn::Module& plain, double tolerance = 1e-6,
+                                   std::optional<double> gradient_tolerance = std::nullopt) {
   auto got = sharded.parameters(), want = plain.parameters();
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_LE(relative_error(full_tensor(got[i]), want[i].detach()), tolerance) << "parameter " << i;
-    if (!gradients) continue;
+    if (!gradient_tolerance) continue;
     ASSERT_EQ(got[i].grad().defined(), want[i].grad().defined()) << "gradient " << i;
     if (!want[i].grad().defined()) continue;
-    EXPECT_LE(relative_error(full_grad(got[i]), want[i].grad()), tolerance) << "gradient " << i;
+    EXPECT_LE(relative_error(full_grad(got[i]), want[i].grad()), *gradient_tolerance) << "gradient " << i;
   }
 }
 
-/// One model in a comparison: its module, and the loss that one rank's input gives.
+/// One model in a comparison: its module, and the loss that one rank's input gives in one iteration.
 struct Trainee {
   std::shared_ptr<torch::nn::Module> module;
-  std::function<at::Tensor(const at::Tensor& input)> loss;
+  std::function<at::Tensor(const at::Tensor& input, int iteration)> loss;
 };
 template <class Holder>
 Trainee trainee(Holder holder) {
-  return {holder.ptr(), [holder](const at::Tensor& x) mutable { return holder(x).sum(); }};
+  return {holder.ptr(), [holder](const at::Tensor& x, int) mutable { return holder(x).sum(); }};
 }
 
 /// How a comparison trains. Delays are milliseconds on the compute stream; those of collectives are the world's.
 struct ParityOptions {
   int iterations = 10;
   double lr = 1e-2;
-  double tolerance = 1e-6;  ///< relative
+  double tolerance = 1e-6;           ///< relative, of losses and parameters
+  double gradient_tolerance = 5e-6;  ///< relative; more, since a gradient is a sum whose parts cancel
   double delay_after_forward = 0, delay_before_optim = 0;
   bool unshard_async = false;  ///< every unit is asked for ahead of each forward
+  int micro_batches = 1;       ///< backwards in one iteration, whose gradients add up
+  std::function<void(int micro_batch)> before_micro_batch = [](int) {};
+  std::function<void()> after_backwards = [] {};
   std::function<void()> after_step = [] {};
 };
 
-/// Input of one rank in one iteration.
-using Inputs = std::function<at::Tensor(int iteration, int rank)>;
+/// Input of one rank in one micro-batch (counted on over the iterations).
+using Inputs = std::function<at::Tensor(int micro_batch, int rank)>;
 
-/// Trains `sharded` on this rank's inputs and `plain` on those of all ranks, both by Adam, the gradients dropped and zeroed in
+/// Trains `sharded` on this rank's inputs and `plain` on those of all ranks, both by Adam (eps 1e-3), the gradients dropped and zeroed in
 /// turn. Expects the same loss on this rank's input in each iteration, and the same parameters and gradients at the end. Collective.
 void expect_train_parity(SlowWorld& world, const Trainee& sharded, const Trainee& plain, const Inputs& inputs, const ParityOptions& options = {});
 
