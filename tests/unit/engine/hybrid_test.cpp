@@ -1,7 +1,6 @@
 // Meshes of replicas and shards, resharding to groups, and the switches around reduction.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/optim/sgd.h>
 
 #include <atomic>
 #include <mutex>
@@ -93,19 +92,6 @@ INSTANTIATE_TEST_SUITE_P(Meshes, Hybrid, ::testing::Values(std::pair{4, 2}, std:
 
 TEST(HybridMesh, ReplicasThatDoNotDivideTheWorldAreAnError) {
   run_local_world(3, [](std::shared_ptr<World> world) { EXPECT_THROW((void)Mesh::hybrid(world, 2), ConfigError); });
-}
-
-TEST(HybridMesh, PB23_ReplicasThatStartFromDifferentWeightsAreMadeEqual) {
-  run_local_world(4, [](std::shared_ptr<World> world) {
-    auto m = std::make_shared<Vec>(8, 1.0 + world->rank());
-    m->register_buffer("b", at::full({2}, world->rank(), at::kFloat));
-    fully_shard(m, Mesh::hybrid(world, 2));
-    torch::optim::SGD sgd(m->parameters(), torch::optim::SGDOptions(0.1));
-    (call(*m) * (world->rank() + 1)).backward();
-    sgd.step();
-    EXPECT_TRUE(at::allclose(full_tensor(m->w), at::full({8}, 0.75), 0, 1e-6));
-    EXPECT_TRUE(at::equal(m->named_buffers()["b"], at::zeros({2})));
-  });
 }
 
 TEST(ReshardToGroup, BackwardGathersAmongNeighboursAndGivesTheSameGradients) {
