@@ -224,24 +224,6 @@ TEST_P(Lifecycle, ModelThatIsDroppedGivesItsMemoryBack) {
   });
 }
 
-TEST_P(Lifecycle, ExplicitUnshardShowsTheFullParameterUntilReshard) {
-  each_rank([&](std::shared_ptr<World> world) {
-    torch::nn::Linear layer(3, 5);
-    fill_parameters(*layer, 3);
-    auto want = layer->weight.detach().clone();
-    auto unit = fully_shard(layer, Mesh::shard(world));
-    for (bool async : {false, true}) {
-      unit.unshard(async);
-      if (async) unit.wait_unshard();
-      at::NoGradGuard no_grad;
-      EXPECT_TRUE(at::equal(layer->weight.detach(), want));
-      unit.reshard();
-      EXPECT_TRUE(unit.is_sharded());
-    }
-    EXPECT_TRUE(at::equal(full_tensor(layer->weight), want));
-  });
-}
-
 INSTANTIATE_TEST_SUITE_P(Ranks, Lifecycle, ::testing::Values(1, 2, 3));
 
 }  // namespace

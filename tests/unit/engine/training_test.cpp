@@ -172,29 +172,6 @@ TEST(MixedPrecision, GradientsEqualAHandMadeReference) {
   });
 }
 
-TEST(Counts, CollectivesPerStepAreExact) {
-  for (auto reshard : {std::optional<bool>{}, std::optional<bool>{true}, std::optional<bool>{false}}) {
-    run_local_world(2, [&](std::shared_ptr<World> world) {
-      auto net = make_tiny_net();
-      FullyShardOptions options{.reshard_after_forward = reshard};
-      shard_tiny_net(net, Mesh::shard(world), options, options);
-      for (int step = 0; step < 3; ++step) {
-        for (auto& u : units(*net)) u.reset_stats();
-        auto ids = tokens(world->rank());
-        token_loss(net(ids), ids).backward();
-        int64_t forward = 0, backward = 0, reduces = 0;
-        for (auto& u : units(*net)) {
-          auto s = u.stats();
-          forward += s.forward_gathers, backward += s.backward_gathers, reduces += s.reduces;
-        }
-        EXPECT_EQ(forward, 4);  // 3 blocks and the root
-        EXPECT_EQ(backward, !reshard ? 3 : *reshard ? 4 : 0);
-        EXPECT_EQ(reduces, 4);
-      }
-    });
-  }
-}
-
 TEST(Memory, ReservedBuffersStayWithinThePrintedFormula) {
   for (int ranks : {1, 2, 3})
     for (bool accumulates : {false, true})
