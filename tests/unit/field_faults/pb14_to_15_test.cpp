@@ -14,10 +14,13 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+/// The case's tensors are so small that one rank owns all of each; 64 times as long, every rank owns a part.
+constexpr int kLengths[] = {1, 64};
+
 struct SumPair : torch::nn::Module {
-  SumPair() {
-    w = register_parameter("w", at::ones({8}));
-    u = register_parameter("u", at::ones({8}));
+  explicit SumPair(int64_t n) {
+    w = register_parameter("w", at::ones({n}));
+    u = register_parameter("u", at::ones({n}));
   }
   at::Tensor forward() { return w.sum(); }
   at::Tensor w, u;
@@ -25,50 +28,58 @@ struct SumPair : torch::nn::Module {
 
 TEST(Clip, PB14_NormCountsShardedAndReplicatedGradientsOnceEach) {
   for (int ranks : {1, 4})
-    each_rank(ranks, [](std::shared_ptr<World> world) {
-      auto m = std::make_shared<SumPair>();
-      fully_shard(m, Mesh::shard(world), {.ignored_params = {m->u}});
+    for (int length : kLengths)
+      each_rank(ranks, [length](std::shared_ptr<World> world) {
+        auto m = std::make_shared<SumPair>(8 * length);
+        fully_shard(m, Mesh::shard(world), {.ignored_params = {m->u}});
+        call(*m).backward();
+        m->u.mutable_grad() = at::ones({8 * length});
+        ASSERT_TRUE(all_equal(full_grad(m->w), 1));
+        const double expected = 4 * std::sqrt(length);
+        EXPECT_EQ(optim::clip_grad_norm_(*m, expected / 2), expected) << "rank " << world->rank();
+        EXPECT_TRUE(all_near(full_grad(m->w), 0.5));
+        EXPECT_TRUE(all_near(m->u.grad(), 0.5));
+        EXPECT_TRUE(nothing_unsharded(*m));
+      });
+}
+
+TEST(Clip, PB14_NormOnReplicasOfShardsCountsEveryElementOnce) {
+  for (int length : kLengths)
+    each_rank(4, [length](std::shared_ptr<World> world) {
+      auto m = std::make_shared<SumPair>(8 * length);
+      fully_shard(m, Mesh::hybrid(world, 2), {.ignored_params = {m->u}});
       call(*m).backward();
-      m->u.mutable_grad() = at::ones({8});
-      ASSERT_TRUE(at::equal(m->w.grad(), at::ones_like(m->w.grad())));
-      const double norm = optim::clip_grad_norm_(*m, 2.0);
-      EXPECT_EQ(norm, 4.0) << "rank " << world->rank();
-      EXPECT_TRUE(at::allclose(m->w.grad(), at::full_like(m->w.grad(), 0.5), 0, 1e-6));
-      EXPECT_TRUE(at::allclose(m->u.grad(), at::full({8}, 0.5), 0, 1e-6));
+      const double expected = 2.828427 * std::sqrt(length);
+      EXPECT_NEAR(optim::clip_grad_norm_(*m, expected / 2), expected, 1e-6 * length) << "rank " << world->rank();
+      EXPECT_TRUE(all_near(full_grad(m->w), 0.5));
       EXPECT_TRUE(nothing_unsharded(*m));
     });
 }
 
-TEST(Clip, PB14_NormOnReplicasOfShardsCountsEveryElementOnce) {
-  each_rank(4, [](std::shared_ptr<World> world) {
-    auto m = std::make_shared<SumPair>();
-    m->u.set_requires_grad(false);
-    fully_shard(m, Mesh::hybrid(world, 2), {.ignored_params = {m->u}});
-    call(*m).backward();
-    const double norm = optim::clip_grad_norm_(*m, 2.0);
-    EXPECT_NEAR(norm, 2.828427, 1e-6) << "rank " << world->rank();
-    EXPECT_TRUE(at::allclose(m->w.grad(), at::full_like(m->w.grad(), 2 / std::sqrt(8.0)), 0, 1e-6));
-  });
-}
-
 struct Weighted : torch::nn::Module {
-  Weighted() { w = register_parameter("w", at::ones({4})); }
+  explicit Weighted(int64_t n = 4) { w = register_parameter("w", at::ones({n})); }
   at::Tensor forward(const at::Tensor& a) { return (w * a).sum(); }
   at::Tensor w;
 };
 
-/// The gradient 1/2 (a0 + a1) over one or two ranks, then `body(model, the full gradient as of now)`.
+/// The gradient 1/2 (a0 + a1) over one or two ranks, of 4 elements or with each of them repeated, then `body(model, gradient)`, where
+/// gradient() is the full one as of now, as 4 elements.
 void with_gradient(const at::Tensor& a0, const at::Tensor& a1,
                    const std::function<void(Weighted&, const std::function<at::Tensor()>&)>& body) {
-  for (int ranks : {1, 2})
-    each_rank(ranks, [&](std::shared_ptr<World> world) {
-      SCOPED_TRACE("rank " + std::to_string(world->rank()) + " of " + std::to_string(world->size()));
-      auto m = std::make_shared<Weighted>();
+  for (auto [ranks, length] : {std::pair{1, 1}, {2, 1}, {2, kLengths[1]}})
+    each_rank(ranks, [&, ranks = ranks, length = length](std::shared_ptr<World> world) {
+      SCOPED_TRACE("rank " + std::to_string(world->rank()) + " of " + std::to_string(ranks) + ", length " + std::to_string(length));
+      auto m = std::make_shared<Weighted>(4 * length);
       fully_shard(m, Mesh::shard(world));
-      auto loss = ranks == 1 ? (call(*m, a0) + call(*m, a1)) / 2 : call(*m, world->rank() == 0 ? a0 : a1);
+      const auto first = a0.repeat_interleave(length), second = a1.repeat_interleave(length);
+      auto loss = ranks == 1 ? (call(*m, first) + call(*m, second)) / 2 : call(*m, world->rank() == 0 ? first : second);
       loss.backward();
-      body(*m, [&] { return full_grad(m->w); });
-      EXPECT_TRUE(at::equal(full_tensor(m->w), at::ones({4}))) << "clipping changes no parameter";
+      body(*m, [&, length] {
+        auto parts = full_grad(m->w).view({4, length});
+        EXPECT_TRUE(at::allclose(parts, parts.slice(1, 0, 1).expand_as(parts), 0, 0, true)) << parts;
+        return parts.select(1, 0).contiguous();
+      });
+      EXPECT_TRUE(all_equal(full_tensor(m->w), 1)) << "clipping changes no parameter";
       EXPECT_TRUE(nothing_unsharded(*m));
     });
 }

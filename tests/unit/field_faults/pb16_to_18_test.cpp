@@ -13,20 +13,24 @@ namespace {
 
 const MixedPrecisionPolicy kBf16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
 
+/// The case's tensors are so small that one rank owns all of each; 64 times as long, every rank owns a part.
+constexpr int kLengths[] = {1, 64};
+
 struct MixedDtypes : torch::nn::Module {
-  MixedDtypes() {
-    p32 = register_parameter("p32", at::ones({4}));
-    p16 = register_parameter("p16", at::ones({4}, at::kBFloat16));
+  explicit MixedDtypes(int length) : length(length) {
+    p32 = register_parameter("p32", at::ones({4 * length}));
+    p16 = register_parameter("p16", at::ones({4 * length}, at::kBFloat16));
     ids = register_parameter("ids", id_values(), /*requires_grad=*/false);
     flag = register_buffer("flag", flag_values());
   }
   static at::Tensor flag_values() { return at::tensor({1, 0}).to(at::kBool); }
-  static at::Tensor id_values() { return at::tensor({int64_t{1} << 40, int64_t{-2}, int64_t{3}}); }
+  at::Tensor id_values() const { return at::tensor({int64_t{1} << 40, int64_t{-2}, int64_t{3}}).repeat(length); }
   at::Tensor forward() {
     EXPECT_TRUE(at::equal(ids, id_values()));
     EXPECT_TRUE(at::equal(flag, flag_values()));
     return p32.sum().to(at::kFloat) + p16.to(at::kFloat).sum();
   }
+  int64_t length;
   at::Tensor p32, p16, ids, flag;
 };
 
@@ -40,22 +44,22 @@ void expect_full(const at::Tensor& parameter, const at::Tensor& value) {
 
 TEST(Dtype, PB16_ParametersOfDifferentDtypesInOneUnitTrainAndKeepThem) {
   for (const auto& policy : {MixedPrecisionPolicy{}, kBf16})
-    for (int ranks : {1, 2})
-      each_rank(ranks, [&](std::shared_ptr<World> world) {
-        auto m = std::make_shared<MixedDtypes>();
+    for (auto [ranks, length] : {std::pair{1, 1}, {2, 1}, {2, kLengths[1]}})
+      each_rank(ranks, [&, length = length](std::shared_ptr<World> world) {
+        auto m = std::make_shared<MixedDtypes>(length);
         fully_shard(m, Mesh::shard(world), {.mp_policy = policy});
         torch::optim::SGD sgd({m->p32, m->p16}, torch::optim::SGDOptions(0.5));
         (call(*m) * factor(*world, 2)).backward();
         for (auto& p : {m->p32, m->p16}) {
           ASSERT_TRUE(p.grad().defined());
           EXPECT_EQ(p.grad().scalar_type(), p.scalar_type());
-          EXPECT_TRUE(at::equal(p.grad(), at::full_like(p.grad(), 1.5)));
+          EXPECT_TRUE(all_equal(full_grad(p), 1.5));
         }
         EXPECT_FALSE(m->ids.grad().defined());
         sgd.step();
-        expect_full(m->p32, at::full({4}, 0.25));
-        expect_full(m->p16, at::full({4}, 0.25, at::kBFloat16));
-        expect_full(m->ids, MixedDtypes::id_values());
+        expect_full(m->p32, at::full({4 * length}, 0.25));
+        expect_full(m->p16, at::full({4 * length}, 0.25, at::kBFloat16));
+        expect_full(m->ids, m->id_values());
         EXPECT_EQ(m->flag.scalar_type(), at::kBool);
         EXPECT_TRUE(at::equal(m->flag, MixedDtypes::flag_values()));
         EXPECT_TRUE(nothing_unsharded(*m));
@@ -124,16 +128,16 @@ TEST_P(BatchNormUnits, PB17_StatisticsStayInTheirDtypesAndRankZerosAreSavedAndLo
 }
 
 struct Zeros : torch::nn::Module {
-  Zeros() { w = register_parameter("w", at::zeros({4})); }
+  explicit Zeros(int64_t n) { w = register_parameter("w", at::zeros({n})); }
   at::Tensor forward() { return w.sum(); }
   at::Tensor w;
 };
 
 /// The whole gradient, from every rank, where rank r's loss is c[r] · sum(w); one rank takes the mean of c.
-std::vector<at::Tensor> reduced(const std::vector<double>& c, at::ScalarType reduce_dtype, int ranks) {
+std::vector<at::Tensor> reduced(const std::vector<double>& c, at::ScalarType reduce_dtype, int ranks, int length) {
   std::vector<at::Tensor> gradients(static_cast<size_t>(ranks));
   each_rank(ranks, [&](std::shared_ptr<World> world) {
-    auto m = std::make_shared<Zeros>();
+    auto m = std::make_shared<Zeros>(4 * length);
     fully_shard(m, Mesh::shard(world), {.mp_policy = {.reduce_dtype = reduce_dtype}});
     (call(*m) * (ranks == 1 ? (c[0] + c[1] + c[2] + c[3]) / 4 : c[world->rank()])).backward();
     EXPECT_EQ(m->w.grad().scalar_type(), at::kFloat);
@@ -144,17 +148,18 @@ std::vector<at::Tensor> reduced(const std::vector<double>& c, at::ScalarType red
 
 TEST(Dtype, PB18_AveragingInHalfPrecisionNeitherOverflowsNorUnderflows) {
   for (int ranks : {1, 4})
-    for (double c : {30000.0, std::ldexp(1.0, -23)})
-      for (const auto& g : reduced({c, c, c, c}, at::kHalf, ranks)) EXPECT_TRUE(at::equal(g, at::full({4}, c))) << c << ":\n" << g;
+    for (int length : kLengths)
+      for (double c : {30000.0, std::ldexp(1.0, -23)})
+        for (const auto& g : reduced({c, c, c, c}, at::kHalf, ranks, length)) EXPECT_TRUE(all_equal(g, c));
 }
 
 TEST(Dtype, PB18_SmallTermsAreKeptAsTheReductionDtypeAllows) {
-  for (int ranks : {1, 4}) {
-    for (const auto& g : reduced({256, 1, 1, 1}, at::kFloat, ranks)) EXPECT_TRUE(at::equal(g, at::full({4}, 64.75))) << g;
-    const auto rounded = reduced({256, 1, 1, 1}, at::kBFloat16, ranks);
+  for (auto [ranks, length] : {std::pair{1, 1}, {4, 1}, {4, kLengths[1]}}) {
+    for (const auto& g : reduced({256, 1, 1, 1}, at::kFloat, ranks, length)) EXPECT_TRUE(all_equal(g, 64.75));
+    const auto rounded = reduced({256, 1, 1, 1}, at::kBFloat16, ranks, length);
     for (const auto& g : rounded) {
       EXPECT_TRUE(at::equal(g, rounded[0]));
-      EXPECT_TRUE(at::equal(g, g[0].expand({4}))) << "the ranks' parts differ: " << g;
+      EXPECT_TRUE(all_equal(g, g[0].item<float>())) << "the ranks' parts differ";
       EXPECT_GE(g[0].item<float>(), 64);
       EXPECT_LE(g[0].item<float>(), 65);
     }
