@@ -80,6 +80,12 @@ void UnitHandle::set_unshard_in_backward(bool value) const { lock(unit_)->set_un
 void UnitHandle::set_reduce_scatter_unused_params(bool value, bool recurse) const {
   for_each_unit(unit_, recurse, [&](Unit& u) { u.set_reduce_unused_params(value); });
 }
+void UnitHandle::set_reduce_scatter_max_input_buffers(int count) const {
+  auto unit = lock(unit_);
+  FSDPP_ENFORCE(count >= 1, ConfigError, "set_reduce_scatter_max_input_buffers of unit '{}': expected at least 1, got {}", unit->name(), count);
+  auto& context = unit->context();
+  context.set_reduces_in_flight(std::max(context.reduces_in_flight(), count));
+}
 void UnitHandle::set_gradient_divide_factor(double factor, bool recurse) const {
   for_each_unit(unit_, recurse, [&](Unit& u) { u.set_gradient_divide_factor(factor); });
 }
@@ -137,7 +143,7 @@ int64_t reserved_buffer_bytes(const torch::nn::Module& module) {
   for (auto& u : units_below(module)) {
     if (std::find(seen.begin(), seen.end(), &u->context()) != seen.end()) continue;
     seen.push_back(&u->context());
-    bytes += u->context().gathered_pool().reserved_bytes() + u->context().gradient_pool().reserved_bytes();
+    for (auto* pool : {&u->context().gathered_pool(), &u->context().gradient_pool(), &u->context().staging_pool()}) bytes += pool->reserved_bytes();
   }
   return bytes;
 }

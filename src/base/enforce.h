@@ -8,7 +8,7 @@
 
 namespace fsdpp {
 
-/// "[rank 3/8] " for the rank of this thread, "" before a world exists. See set_error_rank in base/log.h.
+/// "[rank 3/8] " or "[rank 3/8, iteration 12] " for the rank of this thread, "" before a world exists. See set_rank and set_iteration in base/log.h.
 FSDPP_API std::string rank_prefix();
 
 /// Throws E with the rank prefix and a formatted message.

@@ -3,6 +3,8 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -17,9 +19,11 @@ struct RankLabel {
   int world_size = 0;
 };
 RankLabel process_rank;
+std::atomic<int64_t> process_iteration = -1;  // read by watchdogs and workers
 thread_local RankLabel thread_rank;
+thread_local int64_t thread_iteration = -1;
 
-RankLabel current_rank() { return thread_rank.rank >= 0 ? thread_rank : process_rank; }
+bool rank_is_thread() { return thread_rank.rank >= 0; }
 
 // Never destroyed: log lines may come from other static destructors.
 spdlog::logger& logger() {
@@ -43,8 +47,11 @@ void write(spdlog::level::level_enum level, std::string_view message) noexcept {
 }  // namespace
 
 std::string rank_prefix() {
-  auto r = current_rank();
-  return r.rank < 0 ? std::string{} : fmt::format("[rank {}/{}] ", r.rank, r.world_size);
+  auto r = rank_is_thread() ? thread_rank : process_rank;
+  int64_t iteration = rank_is_thread() ? thread_iteration : process_iteration.load();
+  if (r.rank < 0) return {};
+  return iteration < 0 ? fmt::format("[rank {}/{}] ", r.rank, r.world_size)
+                       : fmt::format("[rank {}/{}, iteration {}] ", r.rank, r.world_size, iteration);
 }
 
 namespace log {
@@ -54,6 +61,12 @@ void warn(std::string_view m) noexcept { write(spdlog::level::warn, m); }
 void error(std::string_view m) noexcept { write(spdlog::level::err, m); }
 void set_rank(int rank, int world_size, bool for_this_thread) noexcept {
   (for_this_thread ? thread_rank : process_rank) = {rank, world_size};
+}
+void set_iteration(int64_t iteration) noexcept {
+  if (rank_is_thread())
+    thread_iteration = iteration;
+  else
+    process_iteration = iteration;
 }
 }  // namespace log
 }  // namespace fsdpp

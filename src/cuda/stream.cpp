@@ -44,6 +44,13 @@ void StreamView::wait(StreamView other) const {
   wait(event);
 }
 
+bool StreamView::is_capturing() const {
+  if (!is_cuda()) return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  FSDPP_CUDA_CHECK(cudaStreamIsCapturing(handle_, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void StreamView::synchronize() const {
   if (is_cuda()) FSDPP_CUDA_CHECK(cudaStreamSynchronize(handle_));
 }

@@ -26,6 +26,10 @@ void StreamView::wait(StreamView other) const {
   expect_cpu(*this, "StreamView::wait");
   expect_cpu(other, "StreamView::wait");
 }
+bool StreamView::is_capturing() const {
+  expect_cpu(*this, "StreamView::is_capturing");
+  return false;
+}
 void StreamView::synchronize() const { expect_cpu(*this, "StreamView::synchronize"); }
 void StreamView::copy(void* dst, const void* src, int64_t bytes) const {
   expect_cpu(*this, "StreamView::copy");

@@ -44,6 +44,8 @@ struct BeforeBackward : torch::autograd::FunctionPreHook {
 
 void hook_parameter(const at::Tensor& handle, const std::shared_ptr<Unit>& unit, FlatBuffer& buffer, size_t index) {
   torch::autograd::impl::add_hook(handle, std::make_unique<BeforeAccumulate>(unit, buffer, index));
+  if (auto& own = torch::autograd::impl::post_acc_grad_hooks(handle))  // the user's: from now on after the reduction
+    unit->add_param_hook(handle, [hook = std::shared_ptr(std::move(own))](const at::Tensor& parameter) { (*hook)(parameter); });
   torch::autograd::impl::set_post_acc_grad_hooks(handle, std::make_unique<AfterAccumulate>(unit, buffer, index));
 }
 

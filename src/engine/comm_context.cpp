@@ -8,12 +8,12 @@
 #include <unordered_map>
 
 #include "engine/unit.h"
+#include "fsdpp/base/error.h"
 #include "fsdpp/base/log.h"
 
 namespace fsdpp::engine {
 namespace {
 
-constexpr size_t kReducesInFlight = SlotPool::kSlots - 1;  // one more is being packed
 constexpr size_t kLongestOrder = 1 << 16;  // forwards that never see a backward must not grow the order for ever
 
 std::mutex contexts_mutex;
@@ -36,11 +36,40 @@ std::shared_ptr<CommContext> CommContext::of(const std::shared_ptr<comm::Mesh>& 
 }
 
 CommContext::CommContext(std::shared_ptr<comm::Mesh> mesh)
-    : mesh_(std::move(mesh)), gathered_pool_(mesh_->device()), gradient_pool_(mesh_->device()) {
-  auto make = [&] { return cuda::Stream(mesh_->device(), cuda::Stream::Priority::High); };
-  if (on_wire()) gather_stream_ = make();
-  if (reduces_on_wire()) reduce_stream_ = make();
-  if (mesh_->replicate_size() > 1) all_reduce_stream_ = make();
+    : mesh_(std::move(mesh)), gathered_pool_(mesh_->device()), gradient_pool_(mesh_->device()), staging_pool_(mesh_->device()), step_check_(*mesh_) {
+  if (on_wire()) gather_stream_ = make_stream();
+  if (reduces_on_wire()) reduce_stream_ = make_stream();
+  if (mesh_->replicate_size() > 1) all_reduce_stream_ = make_stream();
+}
+
+cuda::Stream CommContext::make_stream() const { return cuda::Stream(mesh_->device(), cuda::Stream::Priority::High); }
+
+void CommContext::copies_to_host() {
+  if (std::exchange(copies_to_host_, true)) return;
+  if (!on_wire()) gather_stream_ = make_stream();
+  if (!reduces_on_wire()) reduce_stream_ = make_stream();
+}
+
+void CommContext::note_host_access(cuda::StreamView stream) {
+  for (auto& [known, event] : host_accesses_)
+    if (known == stream) return event.record(stream);
+  host_accesses_.emplace_back(stream, cuda::Event()).second.record(stream);
+}
+
+void CommContext::settle_host_access() {
+  for (auto& [stream, event] : host_accesses_) event.synchronize();
+}
+
+void CommContext::set_reduces_in_flight(int count) {
+  reduces_in_flight_ = count;
+  gradient_pool_.set_slots(count + 1);
+}
+
+void CommContext::check_each_step(const std::shared_ptr<Unit>& unit) {
+  std::erase_if(checked_units_, [](auto& known) { return known.first.expired(); });
+  for (auto& known : checked_units_)
+    if (same(known.first, unit)) return;
+  checked_units_.emplace_back(unit, unit->param_count());
 }
 
 void CommContext::enter_forward(Unit& unit) {
@@ -52,7 +81,9 @@ void CommContext::enter_forward(Unit& unit) {
 }
 
 void CommContext::leave_forward() {
-  if (--forward_depth_ == 0 && torch::autograd::get_current_graph_task_id() < 0) drop_unused_gathers();
+  if (--forward_depth_ > 0 || torch::autograd::get_current_graph_task_id() >= 0) return;
+  drop_unused_gathers();
+  settle_host_access();
 }
 
 void CommContext::reset_iteration() noexcept {
@@ -61,21 +92,25 @@ void CommContext::reset_iteration() noexcept {
   } catch (...) {  // the reductions of the failed backward: their gradients are dropped
     reduces_.clear();
   }
+  step_check_.forget();
   try {
     for (auto& [task, units] : std::exchange(running_backwards_, {}))
       for (auto& unit : units) unit->abandon_backward();
     drop_unused_gathers();
     reshard_later_.clear();
     wait_reduces();
+    settle_host_access();
+  } catch (const CommError&) {  // said already by what made the step fail
   } catch (const std::exception& e) {
     log::error(std::string("units could not be reset after a failed backward: ") + e.what());
   }
 }
 
 void CommContext::begin_iteration() {
+  log::set_iteration(iterations_++);
   if (!forward_order_.empty()) last_forward_order_ = std::exchange(forward_order_, {});
   if (post_forward_order_.size() > kLongestOrder) post_forward_order_.clear();
-  if (!on_wire()) return;
+  if (!gathers_apart()) return;
   if (auto event = std::exchange(post_optim_event_, std::nullopt))
     gather_stream_.view().wait(*event);
   else
@@ -100,7 +135,7 @@ int64_t CommContext::record_post_forward(const std::shared_ptr<Unit>& unit) {
 }
 
 void CommContext::gather_ahead(const std::shared_ptr<Unit>& unit, bool forward) {
-  if (!on_wire() || unit->state() != UnitState::Sharded) return;
+  if (!gathers_apart() || unit->state() != UnitState::Sharded) return;
   if (!forward && !unit->unshards_in_backward()) return;
   unit->gather(forward ? GatherReason::Forward : GatherReason::Backward);
   gathered_ahead_.push_back(unit);
@@ -154,7 +189,7 @@ void CommContext::prefetch_backward(const Unit& unit) {
 void CommContext::push_reduce(comm::Ticket ticket, std::function<void()> finish) {
   if (mesh_->device().is_cuda()) return finish();  // everything is in the reduce stream's order
   reduces_.push_back({std::move(ticket), std::move(finish)});
-  drain_reduces(kReducesInFlight);
+  drain_reduces(static_cast<size_t>(reduces_in_flight_));
 }
 
 void CommContext::drain_reduces(size_t in_flight) {
@@ -172,10 +207,10 @@ void CommContext::wait_reduces() {
   compute_stream().wait(all_reduce_stream());
 }
 
-void CommContext::reshard_deferred(const Unit* except) {
+void CommContext::reshard_finished(const Unit& reached) {
   std::erase_if(reshard_later_, [&](auto& weak) {
     auto unit = weak.lock();
-    if (unit.get() == except && unit) return false;
+    if (unit && (unit.get() == &reached || !reached.ended_before(*unit))) return false;
     if (unit) unit->reshard();
     return true;
   });
@@ -192,6 +227,7 @@ void CommContext::join_late(std::vector<std::shared_ptr<Unit>>& units) {
     auto unit = weak.lock();
     if (!unit || !unit->owes_reduction()) continue;
     unit->reduce_late();
+    unit->end_backward();
     if (std::find(units.begin(), units.end(), unit) == units.end()) units.push_back(unit);
   }
 }
@@ -209,12 +245,41 @@ void CommContext::finish_backward(int task) {
   running_backwards_.erase(task);
 }
 
+// Tells and asks the other ranks for which parameters they had gradients. Only a rank that lacks one waits for the answer.
+void CommContext::agree_on_step() {
+  if (!reduces_on_wire() || !step_check_.reduced() || compute_stream().is_capturing()) return;
+  std::vector<char> flags;
+  bool lacks = false;
+  for (auto& [weak, count] : checked_units_) {
+    size_t end = flags.size() + count;
+    if (auto unit = weak.lock()) lacks = unit->append_gradient_flags(flags) || lacks;
+    flags.resize(end);
+  }
+  step_check_.exchange(flags, reduce_stream(), all_reduce_stream());
+  if (!lacks) return;
+  const char* agreed = step_check_.agreed_flags();
+  for (auto& [weak, count] : checked_units_) {
+    if (auto unit = weak.lock()) unit->adopt_gradient_flags(agreed);
+    agreed += count;
+  }
+}
+
+// Units kept for parameters read late, and whatever else is gathered though no backward will come for it.
+void CommContext::reshard_rest() {
+  for (auto& weak : std::exchange(reshard_later_, {}))
+    if (auto unit = weak.lock()) unit->reshard();
+  for (auto& known : checked_units_)
+    if (auto unit = known.first.lock(); unit && !unit->awaits_backward()) unit->end_backward();
+}
+
 void CommContext::complete(std::vector<std::shared_ptr<Unit>>& units) {
   join_late(units);
-  reshard_deferred(nullptr);
+  reshard_rest();
   drop_unused_gathers();
   if (is_last_backward_) post_forward_order_.clear();
   wait_reduces();
+  agree_on_step();
+  settle_host_access();
   for (auto& unit : units) unit->restore_grads();
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "engine/slot_pool.h"
+#include "engine/step_check.h"
 #include "fsdpp/comm/mesh.h"
 #include "fsdpp/cuda/stream.h"
 
@@ -23,7 +24,7 @@ class Unit;
 /// What all units of one mesh share on this rank: streams, memory, and where the iteration stands.
 ///
 /// Streams (CUDA): `gather_stream` runs casts and all-gathers, `reduce_stream` reduce-scatters and what follows them. With one
-/// rank both are the caller's current stream, since nothing is on the wire.
+/// rank and nothing offloaded both are the caller's current stream: there is nothing to run beside computation.
 /// [Note: Iteration] The unit whose forward begins while no other unit's forward runs, outside backward, is the root; its
 /// pre-forward starts an iteration: what the optimizer wrote on the current stream becomes visible to the gather stream, and
 /// the order in which units are used is compared with the last iteration's to prefetch by it.
@@ -41,11 +42,29 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   [[nodiscard]] bool on_wire() const noexcept { return mesh_->shard_size() > 1; }
   [[nodiscard]] bool reduces_on_wire() const noexcept { return on_wire() || mesh_->replicate_size() > 1; }
   [[nodiscard]] cuda::StreamView compute_stream() const { return cuda::current_stream(mesh_->device()); }
-  [[nodiscard]] cuda::StreamView gather_stream() const { return on_wire() ? gather_stream_.view() : compute_stream(); }
-  [[nodiscard]] cuda::StreamView reduce_stream() const { return reduces_on_wire() ? reduce_stream_.view() : compute_stream(); }
+  [[nodiscard]] bool gathers_apart() const noexcept { return on_wire() || copies_to_host_; }
+  [[nodiscard]] bool reduces_apart() const noexcept { return reduces_on_wire() || copies_to_host_; }
+  [[nodiscard]] cuda::StreamView gather_stream() const { return gathers_apart() ? gather_stream_.view() : compute_stream(); }
+  [[nodiscard]] cuda::StreamView reduce_stream() const { return reduces_apart() ? reduce_stream_.view() : compute_stream(); }
   [[nodiscard]] cuda::StreamView all_reduce_stream() const { return mesh_->replicate_size() > 1 ? all_reduce_stream_.view() : reduce_stream(); }
   [[nodiscard]] SlotPool& gathered_pool() noexcept { return gathered_pool_; }
   [[nodiscard]] SlotPool& gradient_pool() noexcept { return gradient_pool_; }
+  /// Passed through on the way from and to offloaded memory.
+  [[nodiscard]] SlotPool& staging_pool() noexcept { return staging_pool_; }
+  [[nodiscard]] StepCheck& step_check() noexcept { return step_check_; }
+  /// Takes part in the exchange of each backward from now on. Same units in the same order on all ranks.
+  void check_each_step(const std::shared_ptr<Unit>& unit);
+  /// Reductions that may be on their way while the next is packed: each needs a gradient slot.
+  void set_reduces_in_flight(int count);
+  [[nodiscard]] int reduces_in_flight() const noexcept { return reduces_in_flight_; }
+
+  // -- offload ---------------------------------------------------------------------------------------------------------
+  /// A unit here keeps parameters or gradients in the host's memory.
+  void copies_to_host();
+  /// `stream` now holds copies from or to offloaded memory.
+  void note_host_access(cuda::StreamView stream);
+  /// Blocks the host until those copies are done: then the host may read and write that memory.
+  void settle_host_access();
 
   // -- forward ---------------------------------------------------------------------------------------------------------
   /// Called at each unit's pre-forward: starts an iteration if the unit is a root.
@@ -53,6 +72,8 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void leave_forward();
   /// Notes that `unit` is used next and gathers ahead by last iteration's order.
   void record_forward_use(const std::shared_ptr<Unit>& unit);
+  /// Counts begins and ends of forwards.
+  [[nodiscard]] int64_t next_tick() noexcept { return ++ticks_; }
   /// Notes that `unit` ended a forward that wants a backward; returns its place in that order.
   int64_t record_post_forward(const std::shared_ptr<Unit>& unit);
 
@@ -69,9 +90,10 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void drain_reduces(size_t in_flight);
   /// Lets the compute stream wait for all reductions.
   void wait_reduces();
-  /// Gives back the memory of `unit` at the next pre-backward of another unit (its frozen parameters may still be read).
+  /// Gives back the memory of `unit`, whose frozen parameters may still be read, once backward has passed its forward's begin.
   void reshard_later(const std::shared_ptr<Unit>& unit) { reshard_later_.push_back(unit); }
-  void reshard_deferred(const Unit* except);
+  /// Backward reaches `unit`: those that may be resharded now.
+  void reshard_finished(const Unit& unit);
   [[nodiscard]] bool is_last_backward() const noexcept { return is_last_backward_; }
   void set_is_last_backward(bool value) noexcept { is_last_backward_ = value; }
   /// The next iteration's gathers wait for `event` in place of the current stream. One-shot.
@@ -82,11 +104,14 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   [[nodiscard]] int next_model_check() noexcept { return model_checks_++; }
 
  private:
+  [[nodiscard]] cuda::Stream make_stream() const;
   void begin_iteration();
   void gather_ahead(const std::shared_ptr<Unit>& unit, bool forward);
   void drop_unused_gathers();
   void join_late(std::vector<std::shared_ptr<Unit>>& units);
   void complete(std::vector<std::shared_ptr<Unit>>& units);
+  void agree_on_step();
+  void reshard_rest();
   void finish_backward(int task);
 
   struct BackwardEnd;
@@ -98,7 +123,13 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   std::shared_ptr<comm::Mesh> mesh_;
   std::optional<cuda::Event> post_optim_event_;
   cuda::Stream gather_stream_, reduce_stream_, all_reduce_stream_;
-  SlotPool gathered_pool_, gradient_pool_;
+  bool copies_to_host_ = false;
+  std::vector<std::pair<cuda::StreamView, cuda::Event>> host_accesses_;  ///< the last one of each stream
+  SlotPool gathered_pool_, gradient_pool_, staging_pool_;
+  StepCheck step_check_;
+  std::vector<std::pair<std::weak_ptr<Unit>, size_t>> checked_units_;  ///< with their numbers of parameters
+  int reduces_in_flight_ = 1;
+  int64_t iterations_ = 0, ticks_ = 0;
   int forward_depth_ = 0, model_checks_ = 0;
   bool is_last_backward_ = true;
   std::vector<std::weak_ptr<Unit>> forward_order_, last_forward_order_, post_forward_order_;

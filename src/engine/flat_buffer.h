@@ -23,6 +23,10 @@ using Handle = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 using WeakHandle = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
+[[nodiscard]] inline char* at_element(void* base, int64_t element, c10::ScalarType dtype) {
+  return static_cast<char*>(base) + element * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
 /// One parameter of a unit. The handle (the user's tensor) is held weakly: parameters own their unit, see autograd_edges.h.
 struct ParamState {
   std::string name;                  ///< fully qualified below the root once that is known
@@ -35,6 +39,8 @@ struct ParamState {
   at::Tensor unsharded_grad;         ///< gradient of this backward, global shape; undefined when there is none
   at::Tensor sharded_grad;           ///< what .grad becomes when the backward ends, local shape; undefined: no gradient
   bool grad_put_aside = false;       ///< .grad was moved to sharded_grad for the running backward
+  bool reduced = false;              ///< this backward's reduction held a gradient of this rank
+  std::vector<std::function<void(const at::Tensor&)>> hooks;  ///< of the user, after a reduction
   uint32_t version = 0;              ///< of the handle when it was gathered last
 
   [[nodiscard]] at::Tensor handle() const;  ///< undefined if the user dropped it
@@ -53,6 +59,7 @@ class FlatBuffer {
     int world_size = 1, rank = 0;  ///< of the shard axis
     int replicate_size = 1;
     c10::ScalarType dtype, gathered_dtype, reduce_dtype;
+    bool offload_params = false, offload_gradients = false, pin_memory = true;  ///< see CPUOffloadPolicy
   };
   /// Takes this rank's part of each parameter and points the handles at it; the full originals are freed with their storage.
   FlatBuffer(const Config& config, std::vector<at::Tensor> handles, std::vector<std::string> names);
@@ -69,12 +76,15 @@ class FlatBuffer {
   [[nodiscard]] const void* shard_storage() const noexcept { return shard_.storage().unsafeGetStorageImpl(); }
   [[nodiscard]] const void* gathered_storage() const noexcept { return gathered_.get(); }
   [[nodiscard]] int64_t gathered_bytes() const noexcept;
+  [[nodiscard]] int64_t shard_bytes() const noexcept;
+  /// Device memory that a gather of an offloaded shard needs besides the gathered buffer, for its time on the stream.
+  [[nodiscard]] int64_t staging_bytes() const noexcept { return config_.offload_params && casts() ? shard_bytes() : 0; }
   [[nodiscard]] int64_t gradient_bytes() const noexcept;
 
   // -- gather ----------------------------------------------------------------------------------------------------------
   /// Takes memory for the gathered buffer (on `stream`) and fills it: with one rank by a cast on `stream`; else writes the own
   /// slice, if a cast is needed, and issues the all-gather on `stream`.
-  comm::Ticket gather(SlotPool& pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  comm::Ticket gather(SlotPool& pool, SlotPool& staging_pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
   /// Takes the gathered memory away again. `last_user`: the stream that may still read it.
   void free_gathered(SlotPool& pool, cuda::StreamView last_user);
   /// Copies a handle's data back into the shard, on the current stream, where the user replaced it (module->to(), set_data); true
@@ -101,7 +111,12 @@ class FlatBuffer {
   using ReducedHook = std::function<void(const at::Tensor&)>;
   /// Moves the reduced slice, scaled to the mean, into the sharded gradients (adding to those put aside) on `stream` and
   /// releases the gradient buffer. The tickets must have been waited for.
-  void finish_reduce(SlotPool& pool, cuda::StreamView stream, const ReducedHook& hook = nullptr);
+  void finish_reduce(SlotPool& pool, SlotPool& staging_pool, cuda::StreamView stream, const ReducedHook& hook = nullptr);
+  /// Another rank had a gradient for parameter `param` where this one had none: its part of the reduced slice counts.
+  /// REQUIRES: this buffer was reduced in this backward.
+  void adopt_gradient(size_t param);
+  /// The reductions of this backward are over.
+  void end_backward();
   /// Divides gradients by `factor` in place of the number of ranks.
   void set_divide_factor(double factor);
   /// Trainable parameters without a gradient of their own get zeros from here on (they are reduced like the others).
@@ -120,7 +135,11 @@ class FlatBuffer {
   void drop_gradients(SlotPool& pool, cuda::StreamView stream);
 
  private:
+  [[nodiscard]] bool casts() const noexcept { return config_.dtype != config_.gathered_dtype; }
+  [[nodiscard]] at::Tensor make_slice(bool on_host, bool zeroed) const;
+  void set_default_scales();
   void make_views(const std::vector<at::Tensor>& handles);
+  void store_reduced_slice(SlotPool& staging_pool, cuda::StreamView stream, double scale, bool accumulate);
   void pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, bool accumulate, cuda::StreamView stream);
   bool prepare_sharded_gradients(cuda::StreamView stream);
   [[nodiscard]] at::Tensor sharded_gradient_buffer() const;
@@ -134,7 +153,7 @@ class FlatBuffer {
   std::vector<kernels::PackPiece> gaps_;  ///< the padding of the flat buffer
   std::vector<bool> with_grad_;           ///< parameters whose gradient is in the gradient buffer
   bool aliased_ = false, reducing_ = false;
-  at::Tensor shard_;                                  ///< 1-D [slice], original dtype
+  at::Tensor shard_;                                  ///< 1-D [slice], original dtype; host memory if offloaded
   c10::intrusive_ptr<c10::StorageImpl> gathered_;     ///< [world · slice], gathered dtype
   SlotPool::Slot* gathered_slot_ = nullptr;
   SlotPool::Slot* grad_slot_ = nullptr;               ///< [world · slice], reduce dtype

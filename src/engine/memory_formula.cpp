@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "engine/slot_pool.h"
@@ -7,10 +8,10 @@
 namespace fsdpp {
 namespace {
 
-// Bytes of the slots for buffers of these sizes: two of a size are enough, since at most two are alive at once.
-int64_t slot_bytes(const std::map<int64_t, int>& count_of_size, bool all_alive) {
+// Bytes of the slots for buffers of these sizes, of which at most `alive` of a size are in use at once.
+int64_t slot_bytes(const std::map<int64_t, int>& count_of_size, int alive) {
   int64_t sum = 0;
-  for (auto [size, count] : count_of_size) sum += size * (all_alive ? count : std::min(count, engine::SlotPool::kSlots));
+  for (auto [size, count] : count_of_size) sum += size * std::min(count, alive);
   return sum;
 }
 
@@ -18,18 +19,24 @@ int64_t slot_bytes(const std::map<int64_t, int>& count_of_size, bool all_alive) 
 
 MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates) {
   MemoryFormula m;
-  std::map<int64_t, int> gathered, gradients;
+  std::map<int64_t, int> gathered, gradients, staging;
+  int gradient_slots = engine::SlotPool::kSlots;
   for (auto& u : units) {
     m.shards += u.shard_bytes;
     m.sharded_gradients += u.sharded_gradient_bytes;
+    m.host += u.host_bytes;
+    ++staging[u.staging_bytes];
+    ++staging[u.gradient_staging_bytes];
+    gradient_slots = std::max(gradient_slots, u.gradient_slots);
     if (u.keeps_gathered)
       m.gathered += u.gathered_bytes;
     else
       ++gathered[u.gathered_bytes];
     if (u.reduces_on_wire || accumulates) ++gradients[u.gradient_bytes];
   }
-  m.gathered += slot_bytes(gathered, false);
-  m.gradients = slot_bytes(gradients, accumulates);
+  m.gathered += slot_bytes(gathered, engine::SlotPool::kSlots);
+  m.gradients = slot_bytes(gradients, accumulates ? std::numeric_limits<int>::max() : gradient_slots);
+  m.staging = slot_bytes(staging, engine::SlotPool::kSlots);
   return m;
 }
 

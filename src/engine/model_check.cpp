@@ -10,16 +10,10 @@
 #include "base/enforce.h"
 #include "base/fnv.h"
 #include "engine/comm_context.h"
+#include "engine/first_difference.h"
 
 namespace fsdpp::engine {
 namespace {
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
 
 at::Tensor gather_fingerprints(CommContext& context, int64_t own) {
   auto& mesh = context.mesh();
@@ -33,17 +27,18 @@ at::Tensor gather_fingerprints(CommContext& context, int64_t own) {
   return all.cpu();
 }
 
-// The first line in which two descriptions differ.
-std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
-  auto x = lines_of(a), y = lines_of(b);
-  for (size_t i = 0; i < std::max(x.size(), y.size()); ++i) {
-    auto left = i < x.size() ? x[i] : "nothing", right = i < y.size() ? y[i] : "nothing";
-    if (left != right) return {left, right};
-  }
-  return {"", ""};
-}
-
 }  // namespace
+
+Difference first_difference(const std::string& left, const std::string& right) {
+  std::istringstream a(left), b(right);
+  Difference d;
+  for (;; ++d.line) {
+    bool more_a = static_cast<bool>(std::getline(a, d.left)), more_b = static_cast<bool>(std::getline(b, d.right));
+    if (!more_a) d.left = "nothing";
+    if (!more_b) d.right = "nothing";
+    if (d.left != d.right || (!more_a && !more_b)) return d;
+  }
+}
 
 // First among the replicas of each shard rank, then within each group from its rank 0.
 void broadcast_from_rank0(comm::Mesh& mesh, const std::vector<at::Tensor>& tensors) {
@@ -52,10 +47,10 @@ void broadcast_from_rank0(comm::Mesh& mesh, const std::vector<at::Tensor>& tenso
     if (comm->size() == 1) continue;
     for (auto& t : tensors) {
       if (t.numel() == 0) continue;
-      auto dense = t.is_contiguous() ? t : t.contiguous();
+      auto dense = t.to(mesh.device()).contiguous();
       comm::Buffer bytes{dense.mutable_data_ptr(), static_cast<int64_t>(dense.nbytes()), c10::ScalarType::Byte};
       comm->broadcast(bytes, 0, stream, {.label = "weights of rank 0"}).wait(stream);
-      if (!t.is_contiguous()) t.copy_(dense);
+      if (!dense.is_same(t)) t.copy_(dense);
     }
   }
 }
@@ -73,7 +68,7 @@ void check_same_model(CommContext& context, const std::string& description) {
   };
   mesh.world().store().set(key(mesh.shard_rank()), description);
   auto timeout = std::chrono::seconds(30);
-  auto [first, second] = first_difference(mesh.world().store().get(key(0), timeout), mesh.world().store().get(key(other), timeout));
+  auto [line, first, second] = first_difference(mesh.world().store().get(key(0), timeout), mesh.world().store().get(key(other), timeout));
   fail<UsageError>("the model is not the same on all ranks: rank 0 has [{}], rank {} has [{}]. Try: build the same modules, in the "
                    "same order and with the same options, on every rank.", first, other, second);
 }

@@ -1,5 +1,7 @@
 #include "engine/registry.h"
 
+#include <torch/nn/module.h>
+
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -31,6 +33,20 @@ bool has_params(Unit& unit) {
   return false;
 }
 
+// A unit without parameters lives as long as one of the units inside its modules. False if there is none. REQUIRES: a lock.
+bool owned_by_units_below(Registry& r, const std::shared_ptr<Unit>& unit, const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  bool owned = false;
+  for (auto& root : modules)
+    for (auto& m : root->modules(/*include_self=*/false)) {
+      auto it = r.modules.find(m.get());
+      auto below = it == r.modules.end() ? nullptr : it->second.unit.lock();
+      if (!below || !has_params(*below)) continue;
+      below->keep_alive(unit);
+      owned = true;
+    }
+  return owned;
+}
+
 // Entries of dead modules and parameters. REQUIRES: exclusive lock. Returns the units to destroy after unlocking.
 std::vector<std::shared_ptr<Unit>> sweep(Registry& r) {
   std::vector<std::shared_ptr<Unit>> dead;
@@ -51,7 +67,7 @@ void register_unit(const std::shared_ptr<Unit>& unit, const std::vector<std::sha
   std::vector<std::shared_ptr<Unit>> dead;
   std::unique_lock lock(r.mutex);
   dead = sweep(r);
-  bool own = !has_params(*unit);
+  bool own = !has_params(*unit) && !owned_by_units_below(r, unit, modules);
   for (auto& m : modules) r.modules[m.get()] = {unit, own ? unit : nullptr};
   for (auto& b : unit->buffers())
     for (auto& p : b->params()) r.parameters[p.handle().unsafeGetTensorImpl()] = unit;

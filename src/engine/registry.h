@@ -12,7 +12,7 @@ namespace fsdpp::engine {
 class Unit;
 
 /// Which unit a module, or a parameter, belongs to. Units are owned by their parameters (autograd_edges.h), one without
-/// parameters by this registry for as long as its module lives. Thread-safe.
+/// parameters by the units inside its modules, or, if there are none, by this registry until its module is gone and another unit is made. Thread-safe.
 void register_unit(const std::shared_ptr<Unit>& unit, const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
 
 /// nullptr if fully_shard was not called on the module.

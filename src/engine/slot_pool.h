@@ -31,17 +31,19 @@ class SlotPool {
   };
 
   /// `bytes` bytes, 256-byte aligned, for work on `user`, which waits (not the host) for the previous user. Slots stay
-  /// at their address. While fewer than kSlots of this size exist, a new one is preferred to waiting for a slot that
+  /// at their address. While fewer than slots() of this size exist, a new one is preferred to waiting for a slot that
   /// another stream gave back. nullptr for 0 bytes.
-  static constexpr int kSlots = 2;
+  static constexpr int kSlots = 2;  ///< slots() by default
   [[nodiscard]] Slot* acquire(int64_t bytes, cuda::StreamView user);
   /// Gives a slot back; what `last_user` holds now is the last that touches it. nullptr is allowed.
   void release(Slot* slot, cuda::StreamView last_user);
 
+  void set_slots(int count) noexcept { wanted_ = count; }
   [[nodiscard]] int64_t reserved_bytes() const noexcept;
 
  private:
   c10::Device device_;
+  int wanted_ = kSlots;
   std::vector<std::unique_ptr<Slot>> slots_;
   uint64_t releases_ = 0;
   [[nodiscard]] Slot* find_free(int64_t bytes, cuda::StreamView user);

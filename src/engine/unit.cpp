@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 
 #include "base/enforce.h"
@@ -17,17 +18,23 @@
 namespace fsdpp::engine {
 namespace {
 
-using BufferKey = std::pair<c10::ScalarType, bool>;  // dtype, requires_grad
+using BufferKey = std::tuple<c10::ScalarType, bool, bool>;  // dtype, requires_grad, keeps_dtype
 
-FlatBuffer::Config buffer_config(const comm::Mesh& mesh, const MixedPrecisionPolicy& policy, c10::ScalarType dtype) {
+FlatBuffer::Config buffer_config(const comm::Mesh& mesh, const FullyShardOptions& options, c10::ScalarType dtype, bool keeps_dtype) {
+  auto& policy = options.mp_policy;
   FlatBuffer::Config config;
   config.device = mesh.device();
   config.world_size = mesh.shard_size();
   config.rank = mesh.shard_rank();
   config.replicate_size = mesh.replicate_size();
   config.dtype = dtype;
+  if (auto& offload = options.offload_policy) {
+    config.offload_params = offload->params;
+    config.offload_gradients = offload->gradients;
+    config.pin_memory = offload->pin_memory;
+  }
   bool floating = c10::isFloatingType(dtype);
-  config.gathered_dtype = floating ? policy.param_dtype.value_or(dtype) : dtype;
+  config.gathered_dtype = floating && !keeps_dtype ? policy.param_dtype.value_or(dtype) : dtype;
   config.reduce_dtype = floating ? policy.reduce_dtype.value_or(config.gathered_dtype) : dtype;
   if (floating)
     for (auto t : {dtype, config.gathered_dtype, config.reduce_dtype}) (void)kernel_dtype(t);
@@ -41,17 +48,18 @@ Unit::Unit(std::vector<std::weak_ptr<torch::nn::Module>> modules, const std::vec
     : modules_(std::move(modules)), context_(CommContext::of(mesh)), options_(options) {
   std::map<BufferKey, std::pair<std::vector<at::Tensor>, std::vector<std::string>>> groups;
   for (auto& p : params) {
-    auto& group = groups[{p.handle.scalar_type(), p.handle.requires_grad()}];
+    auto& group = groups[{p.handle.scalar_type(), p.handle.requires_grad(), p.keeps_dtype && options.mp_policy.param_dtype}];
     group.first.push_back(p.handle);
     group.second.push_back(p.name);
   }
   if (options.reshard_after_forward) set_reshard_after_forward(*options.reshard_after_forward);
   std::vector<FlatBuffer::Config> configs;  // all of them first: nothing is changed if one is refused
-  for (auto& [key, group] : groups) configs.push_back(buffer_config(*mesh, options.mp_policy, key.first));
+  for (auto& [key, group] : groups) configs.push_back(buffer_config(*mesh, options, std::get<0>(key), std::get<2>(key)));
   size_t i = 0;
   for (auto& [key, group] : groups)
     buffers_.push_back(std::make_unique<FlatBuffer>(configs[i++], std::move(group.first), std::move(group.second)));
   for (auto& b : buffers_) gathered_bytes_ += b->gathered_bytes();
+  if (options.offload_policy) context_->copies_to_host();
 }
 
 Unit::~Unit() { release_memory(); }
@@ -59,6 +67,7 @@ Unit::~Unit() { release_memory(); }
 void Unit::release_memory() {
   try {
     if (state_ == UnitState::Gathering) gather_ticket_.wait_host();
+    context_->settle_host_access();
     for (auto& b : buffers_) {
       b->free_gathered(context_->gathered_pool(), context_->compute_stream());
       b->drop_group_piece(context_->gathered_pool(), context_->compute_stream());
@@ -77,6 +86,13 @@ void Unit::attach() {
   }
 }
 
+void Unit::add_param_hook(const at::Tensor& handle, std::function<void(const at::Tensor&)> hook) {
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (p.handle().is_same(handle)) p.hooks.push_back(hook);
+  has_param_hooks_ = true;
+}
+
 bool Unit::manages(const torch::nn::Module* module) const {
   return std::any_of(modules_.begin(), modules_.end(), [&](auto& weak) { return weak.lock().get() == module; });
 }
@@ -86,18 +102,6 @@ std::vector<std::shared_ptr<torch::nn::Module>> Unit::modules() const {
   for (auto& weak : modules_)
     if (auto m = weak.lock()) alive.push_back(std::move(m));
   return alive;
-}
-
-std::string Unit::describe() const {
-  auto text = fmt::format("unit '{}' group after forward {} borrows {}\n", name_, group_after_forward(), borrowed_.size());
-  for (auto& b : buffers_)
-    for (auto& p : b->params()) {
-      auto h = p.handle();
-      text += fmt::format("unit '{}' parameter '{}' {} {} {} gathered as {} reduced in {}\n", name_, p.name, fmt::join(p.sizes, "x"),
-                          c10::toString(b->config().dtype), h.defined() && h.requires_grad() ? "trainable" : "frozen",
-                          c10::toString(b->config().gathered_dtype), c10::toString(b->config().reduce_dtype));
-    }
-  return text;
 }
 
 void Unit::initialise_root() {
@@ -112,6 +116,7 @@ void Unit::initialise_root() {
     if (!unit || std::find(seen.begin(), seen.end(), unit.get()) != seen.end()) continue;
     seen.push_back(unit.get());
     unit->set_name(m.key());
+    unit->context().check_each_step(unit);
     unit->set_root_default(unit.get() == this);
     for (auto& b : unit->buffers())
       for (auto& p : b->params())
@@ -155,7 +160,7 @@ void Unit::gather_buffers(cuda::StreamView stream, bool from_group) {
   auto& pool = context_->gathered_pool();
   auto& comm = from_group ? context_->mesh().subgroup_comm(group_after_forward()) : context_->mesh().gather_comm();
   auto info = wire_info("root unit, gather");
-  auto one = [&](FlatBuffer& b) { return b.has_group_piece() ? b.gather_from_group(pool, comm, stream, info) : b.gather(pool, comm, stream, info); };
+  auto one = [&](FlatBuffer& b) { return b.has_group_piece() ? b.gather_from_group(pool, comm, stream, info) : b.gather(pool, context_->staging_pool(), comm, stream, info); };
   if (buffers_.size() == 1) {
     gather_ticket_ = one(*buffers_[0]);
     return;
@@ -176,7 +181,10 @@ void Unit::gather(GatherReason reason) {
   bool adopted = false;
   for (auto& b : buffers_) adopted = b->adopt_replaced_handles() || adopted;
   if (adopted) stream.wait(context_->compute_stream());
+  if (context_->on_wire()) context_->step_check().note(StepCheck::Kind::Gather, name_, gathered_bytes_);
+  if (hooks_run_) stream.wait(context_->reduce_stream());  // they may have changed the shards
   gather_buffers(stream, from_group);
+  if (reads_host_memory()) context_->note_host_access(stream);
   for (auto& b : buffers_)
     for (auto& p : b->params())
       if (auto h = p.handle(); h.defined()) p.version = h._version();
@@ -185,6 +193,9 @@ void Unit::gather(GatherReason reason) {
   if (reason == GatherReason::Forward) ++stats_.forward_gathers;
   if (reason == GatherReason::Backward) ++stats_.backward_gathers;
 }
+
+bool Unit::reads_host_memory() const { return options_.offload_policy && options_.offload_policy->params; }
+bool Unit::writes_host_memory() const { return options_.offload_policy && options_.offload_policy->gradients; }
 
 void Unit::drop_group_pieces() {
   for (auto& b : buffers_) b->drop_group_piece(context_->gathered_pool(), context_->gather_stream());
@@ -219,6 +230,7 @@ void Unit::reshard() {
   }
   for (auto& b : buffers_) b->free_gathered(context_->gathered_pool(), last_user);
   state_ = UnitState::Sharded;
+  kept_after_backward_ = false;
   ++stats_.reshards;
 }
 
@@ -252,11 +264,23 @@ void Unit::pre_forward() {
   bool shown = state_ == UnitState::Shown;
   show();
   if (!shown) install_accumulators();
+  began_at_ = context_->next_tick();
   for (auto& weak : borrowed_)
-    if (auto owner = weak.lock()) owner->pre_forward();
+    if (auto owner = weak.lock()) owner->lend();
+}
+
+void Unit::lend() {
+  ++lent_;
+  pre_forward();
+}
+
+void Unit::take_back(bool will_backward) {
+  --lent_;
+  post_forward(will_backward);
 }
 
 void Unit::abandon_forward() {
+  lent_ = 0;
   for (auto& weak : borrowed_)
     if (auto owner = weak.lock()) owner->abandon_forward();
   if (!in_backward()) reshard();
@@ -277,12 +301,13 @@ void Unit::post_forward(bool will_backward) {
   trace::Scope scope(trace::Kind::PostForward, name_);
   note_accumulators();
   for (auto& weak : borrowed_)
-    if (auto owner = weak.lock()) owner->post_forward(will_backward);
-  if (in_backward()) return;  // recomputation: backward goes on with the gathered parameters
+    if (auto owner = weak.lock()) owner->take_back(will_backward);
+  if (in_backward() || lent_ > 0) return;  // recomputation: backward goes on with the gathered parameters; or a borrower does
   hide();
   bool recomputes = torch::autograd::get_current_graph_task_id() >= 0;  // its backward follows at once
   if (!recomputes) end_forward(will_backward);
   if (will_backward) post_forward_index_ = context_->record_post_forward(shared_from_this());
+  ended_at_ = context_->next_tick();
 }
 
 // The root keeps its parameters by default, but not after a forward that no backward follows.
@@ -293,98 +318,6 @@ void Unit::end_forward(bool will_backward) {
   if (group > 1 && will_backward)
     for (auto& b : buffers_) b->keep_group_piece(group, context_->gathered_pool(), context_->compute_stream());
   reshard();
-}
-
-// -- use guard -----------------------------------------------------------------------------------------------------------
-
-bool Unit::is_shard_of(const at::Tensor& tensor) const {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  return std::any_of(buffers_.begin(), buffers_.end(), [&](auto& b) { return b->shard_storage() == storage; });
-}
-
-bool Unit::serves_operators(const at::Tensor& tensor) const {
-  if (state_ == UnitState::Shown) return true;
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  for (auto& b : buffers_) {
-    if (storage != b->gathered_storage()) continue;
-    return b->aliased() ? in_backward() : state_ == UnitState::Cached;
-  }
-  return false;
-}
-
-std::string Unit::name_of(const at::Tensor& tensor) const {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  for (auto& b : buffers_)
-    for (auto& p : b->params())
-      if (p.handle().is_same(tensor)) return p.name;
-  for (auto& b : buffers_)
-    for (auto& p : b->params()) {
-      int64_t begin = p.shard_view.storage_offset(), end = begin + p.shard_view.numel();
-      if (storage == b->shard_storage() && tensor.storage_offset() >= begin && tensor.storage_offset() < end) return p.name;
-    }
-  return name_;
-}
-
-at::Tensor Unit::local_shard(const at::Tensor& parameter) const {
-  for (auto& b : buffers_)
-    for (auto& p : b->params())
-      if (p.handle().is_same(parameter)) return state_ == UnitState::Shown ? p.shard_view : parameter;
-  fail<UsageError>("unit '{}' does not manage this tensor", name_);
-}
-
-// -- readings ------------------------------------------------------------------------------------------------------------
-
-UnitMemory Unit::memory(bool as_root) const {
-  UnitMemory m;
-  m.keeps_gathered = options_.reshard_after_forward ? group_after_forward() == 1 : as_root || root_default_;
-  m.reduces_on_wire = context_->reduces_on_wire();
-  for (auto& b : buffers_) {
-    int64_t shard = b->plan().slice_numel * static_cast<int64_t>(c10::elementSize(b->config().dtype));
-    m.shard_bytes += shard;
-    m.gathered_bytes += b->gathered_bytes();
-    bool trains = c10::isFloatingType(b->config().dtype) &&
-                  std::any_of(b->params().begin(), b->params().end(), [](auto& p) { auto h = p.handle(); return h.defined() && h.requires_grad(); });
-    if (!trains) continue;
-    m.gradient_bytes += b->gradient_bytes();
-    m.sharded_gradient_bytes += shard;
-  }
-  return m;
-}
-
-std::vector<shard::ShardedParam> Unit::sharded_params() const {
-  std::vector<shard::ShardedParam> result;
-  for (size_t k = 0; k < buffers_.size(); ++k) {
-    auto& b = *buffers_[k];
-    for (size_t i = 0; i < b.params().size(); ++i) {
-      auto& p = b.params()[i];
-      auto& placement = b.plan().params[i];
-      shard::ShardedParam s;
-      s.name = p.name;
-      s.global_sizes = p.sizes;
-      s.dtype = b.config().dtype;
-      s.handle = p.handle();
-      s.mesh = context_->mesh_ptr();
-      s.cut = placement.cut;
-      s.row_numel = placement.row_numel;
-      for (int r = 0; r < b.config().world_size; ++r) s.ranges.push_back(b.plan().local_range(i, r));
-      s.slice_offset = p.shard_view.storage_offset();
-      s.buffer = k;
-      result.push_back(std::move(s));
-    }
-  }
-  return result;
-}
-
-std::string Unit::plan(bool rows_by_rank) const {
-  std::string text;
-  for (auto& b : buffers_) {
-    std::vector<std::string> names;
-    for (auto& p : b->params()) names.push_back(p.name);
-    text += fmt::format("unit '{}' buffer of {} gathered as {} reduced in {}\n", name_, c10::toString(b->config().dtype),
-                        c10::toString(b->config().gathered_dtype), c10::toString(b->config().reduce_dtype));
-    text += shard::to_string(b->plan(), names, rows_by_rank);
-  }
-  return text;
 }
 
 }  // namespace fsdpp::engine

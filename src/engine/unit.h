@@ -35,6 +35,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Param {
     at::Tensor handle;
     std::string name;
+    bool keeps_dtype = false;  ///< gathered in its own dtype whatever the policy's param_dtype
   };
   /// Shards the parameters (see FlatBuffer). Call attach() once the unit is owned by a shared_ptr.
   Unit(std::vector<std::weak_ptr<torch::nn::Module>> modules, const std::vector<Param>& params,
@@ -72,8 +73,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reshard();
   /// Forward threw: this unit and those it borrows from are sharded again.
   void abandon_forward();
-  /// Parameters tied to another unit's: that unit is gathered along with this one.
+  /// This unit owns `other`, which has no parameters to own it.
+  void keep_alive(std::shared_ptr<Unit> other) { kept_alive_.push_back(std::move(other)); }
+  /// Parameters tied to another unit's: that unit is gathered along with this one, and stays so until this one's forward ends.
   void borrow(std::weak_ptr<Unit> owner) { borrowed_.push_back(std::move(owner)); }
+
+  /// Whether this unit's last forward ended before the one of `later` began: in backward it comes when `later` is done.
+  [[nodiscard]] bool ended_before(const Unit& later) const noexcept { return ended_at_ < later.began_at_; }
 
   // -- backward --------------------------------------------------------------------------------------------------------
   /// A graph holds an output of this unit, or has let go of it. When the last one goes, nobody will come back for memory that
@@ -85,10 +91,19 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void after_accumulate(FlatBuffer& buffer, size_t param);
   /// Called once at the end of each backward that touched the unit.
   void finish_backward();
+  /// The last part of it, also for units that a backward did not touch: they are hidden, and resharded unless that is off.
+  void end_backward();
+  [[nodiscard]] bool awaits_backward() const noexcept { return awaited_outputs_ > 0; }
   /// Whether gradients kept without synchronisation wait here for a backward that has it.
   [[nodiscard]] bool owes_reduction() const;
   /// Called at the end of a backward if owes_reduction(), in one order on all ranks.
   void reduce_late();
+  /// For each parameter one byte: whether this backward's reduction held a gradient of this rank. True if the unit was reduced and
+  /// one of them is missing.
+  [[nodiscard]] bool append_gradient_flags(std::vector<char>& flags) const;
+  /// The same bytes, as the maximum over the ranks: where only others had a gradient, it is this rank's too.
+  void adopt_gradient_flags(const char* flags);
+  [[nodiscard]] size_t param_count() const;
   /// Hands the sharded gradients to the handles.
   void restore_grads();
   /// After a backward that ended by an exception: drops its gradients, shards the unit.
@@ -112,6 +127,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void set_reduce_unused_params(bool value);
   [[nodiscard]] bool reduces_unused() const noexcept { return reduces_unused_; }
   void set_gradient_divide_factor(double factor);
+  /// Runs `hook` with the parameter's handle after each reduction that gave it a gradient.
+  void add_param_hook(const at::Tensor& handle, std::function<void(const at::Tensor&)> hook);
   void set_reduced_hook(FlatBuffer::ReducedHook hook) { reduced_hook_ = std::move(hook); }
   using UnitList = std::vector<std::weak_ptr<Unit>>;
   void set_forward_prefetch(UnitList units) { forward_prefetch_ = std::move(units); }
@@ -129,7 +146,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] bool cache_is_current() const;
   /// Labels a collective by the unit; the root, which has no name, by `of_root`.
   [[nodiscard]] comm::OpInfo wire_info(std::string_view of_root) const { return {.label = name_.empty() ? of_root : std::string_view(name_)}; }
+  [[nodiscard]] bool reads_host_memory() const;   ///< gathers start from offloaded shards
+  [[nodiscard]] bool writes_host_memory() const;  ///< reductions end in offloaded gradients
   void end_forward(bool will_backward);
+  void lend();
+  void take_back(bool will_backward);
   [[nodiscard]] int group_after_forward() const;
   void gather_buffers(cuda::StreamView stream, bool from_group);
   [[nodiscard]] bool has_group_pieces() const;
@@ -142,6 +163,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reduce();
   void accumulate();
   void settle_reductions();
+  [[nodiscard]] bool wants_reduction(const FlatBuffer& buffer, bool others_reduce) const;
+  void run_param_hooks(cuda::StreamView stream);
+  void check_hooks() const;
   void finish_reduce(const std::vector<FlatBuffer*>& reducing);
   [[nodiscard]] bool has_frozen_params() const;
 
@@ -151,6 +175,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   FullyShardOptions options_;
   std::vector<std::unique_ptr<FlatBuffer>> buffers_;
   std::vector<std::weak_ptr<Unit>> borrowed_;
+  std::vector<std::shared_ptr<Unit>> kept_alive_;
   int64_t gathered_bytes_ = 0;
   UnitState state_ = UnitState::Sharded;
   comm::Ticket gather_ticket_;
@@ -159,10 +184,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool requires_gradient_sync_ = true, requires_all_reduce_ = true, reshard_after_backward_ = true;
   bool unshards_in_backward_ = true, reduces_unused_ = false;
   FlatBuffer::ReducedHook reduced_hook_;
+  bool has_param_hooks_ = false, hooks_run_ = false;
   UnitList forward_prefetch_, backward_prefetch_;
   int backward_task_ = -1;       ///< autograd's graph task that is in this unit's backward
   int64_t expected_grads_ = 0, seen_grads_ = 0;
   std::atomic<int64_t> awaited_outputs_{0};  ///< outputs whose graphs are alive
+  int64_t began_at_ = 0, ended_at_ = 0;  ///< last forward, in the context's ticks
+  int lent_ = 0;                     ///< forwards of borrowers that run
+  bool kept_after_backward_ = false; ///< gathered memory stays, since reshard_after_backward is off
   int64_t post_forward_index_ = -1;  ///< where CommContext::record_post_forward put it last
   UnitStats stats_;
 };

@@ -1,8 +1,11 @@
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
-#include <algorithm>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
+#include "base/enforce.h"
 #include "engine/unit.h"
 #include "engine/use_guard.h"
 #include "fsdpp/trace/scope.h"
@@ -19,7 +22,7 @@ void Unit::begin_backward(int task) {
 }
 
 void Unit::forget_backward() noexcept {
-  if (--awaited_outputs_ > 0 || in_backward() || state_ != UnitState::Cached) return;
+  if (--awaited_outputs_ > 0 || in_backward() || kept_after_backward_ || state_ != UnitState::Cached) return;
   try {
     reshard();
   } catch (...) {  // a lost device: the memory goes with the pool
@@ -28,7 +31,7 @@ void Unit::forget_backward() noexcept {
 
 void Unit::pre_backward() {
   trace::Scope scope(trace::Kind::PreBackward, name_);
-  context_->reshard_deferred(this);
+  context_->reshard_finished(*this);
   if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
   if (!unshards_in_backward_ && state_ == UnitState::Sharded) return;
   gather(GatherReason::Backward);
@@ -103,18 +106,22 @@ bool Unit::owes_reduction() const {
   return std::any_of(buffers_.begin(), buffers_.end(), [](auto& b) { return b->has_accumulated() && !b->is_reducing(); });
 }
 
+// A buffer is reduced along when another one of the unit is, with zeros: on another rank its gradients may be there.
+bool Unit::wants_reduction(const FlatBuffer& buffer, bool others_reduce) const {
+  if (buffer.has_unsharded_grads() || buffer.has_accumulated()) return true;
+  return buffer.trains() && (reduces_unused_ || (others_reduce && context_->reduces_on_wire()));
+}
+
 void Unit::reduce() {
   trace::Scope scope(trace::Kind::Reduce, name_);
   settle_reductions();
   auto compute = context_->compute_stream();
   std::vector<FlatBuffer*> reducing;
-  bool any = false;
+  bool any = std::any_of(buffers_.begin(), buffers_.end(), [&](auto& b) { return wants_reduction(*b, false); });
   for (auto& b : buffers_) {
-    bool fill = reduces_unused_ && b->trains();
-    if (!b->has_unsharded_grads() && !b->has_accumulated() && !fill) continue;
-    any = true;
-    if (fill) b->use_zeros_for_missing();
-    bool direct = !context_->reduces_on_wire() && !b->has_accumulated() && !reduced_hook_;
+    if (!wants_reduction(*b, any)) continue;
+    if (reduces_unused_) b->use_zeros_for_missing();
+    bool direct = !context_->reduces_on_wire() && !b->has_accumulated() && !reduced_hook_ && !writes_host_memory();
     if (direct || b->plan().slice_numel == 0) {
       b->reduce_locally(compute);
       continue;
@@ -123,7 +130,8 @@ void Unit::reduce() {
     reducing.push_back(b.get());
   }
   if (any) ++stats_.reduces;
-  if (reducing.empty()) return;
+  if (reducing.empty()) return run_param_hooks(compute);
+  for (auto* b : reducing) context_->step_check().note(StepCheck::Kind::Reduce, name_, b->gradient_bytes());
   auto stream = context_->reduce_stream();
   stream.wait(compute);
   auto& comm = context_->mesh().reduce_comm();
@@ -153,8 +161,11 @@ void Unit::finish_reduce(const std::vector<FlatBuffer*>& reducing) {
     auto info = wire_info("root unit, all-reduce");
     for (auto* b : reducing) b->all_reduce(context_->mesh().replicate_comm(), stream, info).wait(stream);
     ++stats_.all_reduces;
+    context_->step_check().note(StepCheck::Kind::AllReduce, name_, 0);
   }
-  for (auto* b : reducing) b->finish_reduce(pool, stream, reduced_hook_);
+  for (auto* b : reducing) b->finish_reduce(pool, context_->staging_pool(), stream, reduced_hook_);
+  if (writes_host_memory()) context_->note_host_access(stream);
+  run_param_hooks(stream);
 }
 
 // Gradients that wait here, and zeros for what a backward did not reach where the unit allows that.
@@ -165,15 +176,70 @@ void Unit::reduce_late() {
   reduce();
 }
 
+// Each with .grad final for this reduction and the handle showing the local shard; the current stream is the reduction's.
+void Unit::run_param_hooks(cuda::StreamView stream) {
+  if (!has_param_hooks_) return;
+  if (writes_host_memory()) context_->settle_host_access();
+  cuda::StreamGuard stream_guard(stream);
+  at::NoGradGuard no_grad;
+  ShardAccess access;
+  for (auto& b : buffers_)
+    for (auto& p : b->params()) {
+      auto h = p.handle();
+      if (p.hooks.empty() || !h.defined() || !p.reduced || !p.sharded_grad.defined()) continue;
+      h.mutable_grad() = std::exchange(p.sharded_grad, at::Tensor());
+      p.grad_put_aside = false;
+      if (state_ == UnitState::Shown) point_handle(h, p.shard_view);
+      for (auto& hook : p.hooks) hook(h);
+      if (state_ == UnitState::Shown) point_handle(h, p.gathered_view);
+      hooks_run_ = true;
+    }
+}
+
+void Unit::check_hooks() const {
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (auto h = p.handle(); p.grad_put_aside && h.defined() && h.grad().defined())
+        fail<UsageError>("parameter '{}': its post-accumulate-grad hook was replaced after fully_shard, so its gradient was not reduced. Try: "
+                         "register_post_accumulate_grad_hook, which runs after the reduction.", p.name);
+}
+
 void Unit::finish_backward() {
+  check_hooks();
   bool pending = owes_reduction() && !reduces_unused_ && seen_grads_ == 0;
   for (auto& b : buffers_) pending = pending || b->has_unsharded_grads();
   if (pending) post_backward();
+  end_backward();
+}
+
+void Unit::end_backward() {
   if (reshard_after_backward_)
     reshard();
   else
     hide();
+  kept_after_backward_ = state_ == UnitState::Cached;
   backward_task_ = -1;
+}
+
+bool Unit::append_gradient_flags(std::vector<char>& flags) const {
+  size_t begin = flags.size();
+  bool lacks = false;
+  for (auto& b : buffers_)
+    for (auto& p : b->params()) {
+      flags.push_back(p.reduced ? 1 : 0);
+      if (p.reduced) continue;
+      auto h = p.handle();
+      lacks = lacks || (h.defined() && h.requires_grad());
+    }
+  bool reduced = std::find(flags.begin() + static_cast<std::ptrdiff_t>(begin), flags.end(), 1) != flags.end();
+  return lacks && reduced;
+}
+
+void Unit::adopt_gradient_flags(const char* flags) {
+  for (auto& b : buffers_)
+    for (size_t i = 0; i < b->params().size(); ++i, ++flags)
+      if (*flags && !b->params()[i].reduced) b->adopt_gradient(i);
+  run_param_hooks(context_->all_reduce_stream());
 }
 
 void Unit::restore_grads() {
@@ -183,6 +249,7 @@ void Unit::restore_grads() {
       if (auto h = p.handle(); h.defined()) h.mutable_grad() = std::exchange(p.sharded_grad, at::Tensor());
       p.grad_put_aside = false;
     }
+  for (auto& b : buffers_) b->end_backward();
 }
 
 void Unit::abandon_backward() {

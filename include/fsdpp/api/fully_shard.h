@@ -2,6 +2,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -35,6 +36,12 @@ UnitHandle fully_shard(const torch::nn::ModuleHolder<Impl>& holder, std::shared_
                        const FullyShardOptions& options = {}) {
   return fully_shard(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(mesh), options);
 }
+
+/// Runs `hook(parameter)` in each backward once the parameter's sharded gradient is final: reduced, in .grad, added to what was there.
+/// The handle shows the local shard, gradients are off, the current stream is the reduction's: an optimizer may update it right away
+/// and drop .grad. Not called by backwards without gradient synchronisation. A hook set by LibTorch's own means before fully_shard is
+/// kept and runs here too; tensor.register_hook still sees the unsharded gradient of this rank alone.
+FSDPP_API void register_post_accumulate_grad_hook(const at::Tensor& parameter, std::function<void(const at::Tensor&)> hook);
 
 /// The global tensor behind a sharded parameter, on every rank. Collective over the mesh's shard axis.
 [[nodiscard]] FSDPP_API at::Tensor full_tensor(const at::Tensor& parameter);

@@ -49,6 +49,9 @@ class FSDPP_API UnitHandle {
   void set_unshard_in_backward(bool value) const;
   /// On: parameters that a backward did not reach are reduced as zeros, so that ranks may use different ones.
   void set_reduce_scatter_unused_params(bool value, bool recurse = true) const;
+  /// Reductions of this mesh that may be on their way while the next gradients are packed, each holding a gradient buffer: 1 unless set.
+  /// Of several values the largest holds. ConfigError below 1.
+  void set_reduce_scatter_max_input_buffers(int count) const;
   /// Divides the summed gradients by `factor` in place of the number of ranks.
   void set_gradient_divide_factor(double factor, bool recurse = true) const;
   /// Called for each buffer of the unit after its reduction (all-reduce, on a mesh that replicates) with the reduced slice: 1-D, reduce dtype,
@@ -83,8 +86,8 @@ class FSDPP_API UnitHandle {
 [[nodiscard]] FSDPP_API std::vector<UnitHandle> units(const torch::nn::Module& module);
 /// The memory formula for the units at or below `module`.
 [[nodiscard]] FSDPP_API MemoryFormula memory_formula(const torch::nn::Module& module, bool accumulates = false);
-/// Bytes of gathered and gradient buffers that the engine has reserved for the mesh of these units: never more than
-/// MemoryFormula::gathered + gradients.
+/// Bytes of gathered, gradient and staging buffers that the engine has reserved for the mesh of these units: never more than
+/// MemoryFormula::gathered + gradients + staging.
 [[nodiscard]] FSDPP_API int64_t reserved_buffer_bytes(const torch::nn::Module& module);
 /// Metadata of every sharded parameter at or below `module`, in `parameters()` order of the module tree, each once.
 [[nodiscard]] FSDPP_API std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module);

@@ -4,7 +4,7 @@
 
 #include "fsdpp/base/export.h"
 
-/// Every error of fsdpp. Form of a message: `[rank 3/8] who: expected … got …. Try: …`.
+/// Every error of fsdpp. Form of a message: `[rank 3/8, iteration 12] who: expected … got …. Try: …`.
 /// The rank prefix is present once `World::init` has run in the process (or thread, for in-process ranks).
 namespace fsdpp {
 

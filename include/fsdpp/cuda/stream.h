@@ -33,6 +33,8 @@ class FSDPP_API StreamView {
   void wait(const Event& event) const;
   /// Work issued to this stream later starts after what `other` holds now. Does not block the host. No-op if equal.
   void wait(StreamView other) const;
+  /// True while a CUDA graph is being captured from this stream.
+  [[nodiscard]] bool is_capturing() const;
   /// Blocks the host until the stream has run dry.
   void synchronize() const;
   /// Queues a copy of `bytes` bytes between places on this device, or between it and pinned host memory (CPU: copies at once).

@@ -9,7 +9,8 @@ namespace fsdpp {
 
 /// dtypes of a unit. Only floating-point parameters and tensors are ever cast. Unset: as they are.
 struct MixedPrecisionPolicy {
-  /// dtype of the gathered parameters, so of forward and backward. Shards and optimizer keep the original dtype.
+  /// dtype of the gathered parameters, so of forward and backward. Shards and optimizer keep the original dtype. Parameters of
+  /// modules with running statistics (a buffer "running_mean": batch norm) stay in theirs, as those buffers do.
   std::optional<c10::ScalarType> param_dtype = std::nullopt;
   /// dtype in which gradients are reduced (on the wire and in the sum). Unset: the dtype of the gathered parameters.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
@@ -35,6 +36,19 @@ class ReshardAfterForward {
   int group_;
 };
 
+/// What of a unit lives in the host's memory between its uses. Gathered parameters and the gradient buffer are always on the
+/// mesh's device; copies run on the gather and reduction streams, beside computation.
+struct CPUOffloadPolicy {
+  /// Shards: handles show CPU tensors between steps, a gather copies this rank's part to the device first. Optimizers then update
+  /// on the CPU, where their state is too.
+  bool params = true;
+  /// Sharded gradients: .grad is a CPU tensor. A backward returns when all of them have arrived. LibTorch's own optimizers need
+  /// them on the parameter's device (both offloaded, or neither); fsdpp's take any combination.
+  bool gradients = true;
+  /// Page-locked host memory: copies do not stop the host. Off: less locked memory, slower copies.
+  bool pin_memory = true;
+};
+
 /// Options of one `fully_shard` call.
 struct FullyShardOptions {
   MixedPrecisionPolicy mp_policy = {};
@@ -42,6 +56,8 @@ struct FullyShardOptions {
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
   /// Parameters that are left alone: not sharded, not cast, their gradients not reduced.
   std::vector<at::Tensor> ignored_params = {};
+  /// Unset: everything stays on the device. Parameters may be on the CPU or on the device when fully_shard is called.
+  std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   /// Give every rank the parameters and buffers of the mesh's rank 0 first. Makes fully_shard collective. Unset: true on a mesh
   /// that replicates (replicas must start equal), else false.
   std::optional<bool> sync_from_rank0 = std::nullopt;

@@ -1,0 +1,118 @@
+// What a unit says of itself: descriptions, memory, metadata, answers to the use guard.
+#include <algorithm>
+
+#include "base/enforce.h"
+#include "engine/unit.h"
+
+namespace fsdpp::engine {
+
+std::string Unit::describe() const {
+  auto text = fmt::format("unit '{}' group after forward {} borrows {}\n", name_, group_after_forward(), borrowed_.size());
+  for (auto& b : buffers_)
+    for (auto& p : b->params()) {
+      auto h = p.handle();
+      text += fmt::format("unit '{}' parameter '{}' {} {} {} gathered as {} reduced in {}\n", name_, p.name, fmt::join(p.sizes, "x"),
+                          c10::toString(b->config().dtype), h.defined() && h.requires_grad() ? "trainable" : "frozen",
+                          c10::toString(b->config().gathered_dtype), c10::toString(b->config().reduce_dtype));
+    }
+  return text;
+}
+
+size_t Unit::param_count() const {
+  size_t count = 0;
+  for (auto& b : buffers_) count += b->params().size();
+  return count;
+}
+
+bool Unit::is_shard_of(const at::Tensor& tensor) const {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  return std::any_of(buffers_.begin(), buffers_.end(), [&](auto& b) { return b->shard_storage() == storage; });
+}
+
+bool Unit::serves_operators(const at::Tensor& tensor) const {
+  if (state_ == UnitState::Shown) return true;
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  for (auto& b : buffers_) {
+    if (storage != b->gathered_storage()) continue;
+    return b->aliased() ? in_backward() : state_ == UnitState::Cached;
+  }
+  return false;
+}
+
+std::string Unit::name_of(const at::Tensor& tensor) const {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (p.handle().is_same(tensor)) return p.name;
+  for (auto& b : buffers_)
+    for (auto& p : b->params()) {
+      int64_t begin = p.shard_view.storage_offset(), end = begin + p.shard_view.numel();
+      if (storage == b->shard_storage() && tensor.storage_offset() >= begin && tensor.storage_offset() < end) return p.name;
+    }
+  return name_;
+}
+
+at::Tensor Unit::local_shard(const at::Tensor& parameter) const {
+  for (auto& b : buffers_)
+    for (auto& p : b->params())
+      if (p.handle().is_same(parameter)) return state_ == UnitState::Shown ? p.shard_view : parameter;
+  fail<UsageError>("unit '{}' does not manage this tensor", name_);
+}
+
+UnitMemory Unit::memory(bool as_root) const {
+  UnitMemory m;
+  m.keeps_gathered = options_.reshard_after_forward ? group_after_forward() == 1 : as_root || root_default_;
+  m.gradient_slots = context_->reduces_in_flight() + 1;
+  m.reduces_on_wire = context_->reduces_on_wire() || writes_host_memory();
+  for (auto& b : buffers_) {
+    int64_t shard = b->shard_bytes();
+    (reads_host_memory() ? m.host_bytes : m.shard_bytes) += shard;
+    m.gathered_bytes += b->gathered_bytes();
+    m.staging_bytes += b->staging_bytes();
+    bool trains = c10::isFloatingType(b->config().dtype) &&
+                  std::any_of(b->params().begin(), b->params().end(), [](auto& p) { auto h = p.handle(); return h.defined() && h.requires_grad(); });
+    if (!trains) continue;
+    m.gradient_bytes += b->gradient_bytes();
+    (writes_host_memory() ? m.host_bytes : m.sharded_gradient_bytes) += shard;
+    if (writes_host_memory()) m.gradient_staging_bytes += shard;
+  }
+  return m;
+}
+
+std::vector<shard::ShardedParam> Unit::sharded_params() const {
+  std::vector<shard::ShardedParam> result;
+  for (size_t k = 0; k < buffers_.size(); ++k) {
+    auto& b = *buffers_[k];
+    for (size_t i = 0; i < b.params().size(); ++i) {
+      auto& p = b.params()[i];
+      auto& placement = b.plan().params[i];
+      shard::ShardedParam s;
+      s.name = p.name;
+      s.global_sizes = p.sizes;
+      s.dtype = b.config().dtype;
+      s.handle = p.handle();
+      s.mesh = context_->mesh_ptr();
+      s.cut = placement.cut;
+      s.row_numel = placement.row_numel;
+      for (int r = 0; r < b.config().world_size; ++r) s.ranges.push_back(b.plan().local_range(i, r));
+      s.slice_offset = p.shard_view.storage_offset();
+      s.buffer = k;
+      result.push_back(std::move(s));
+    }
+  }
+  return result;
+}
+
+std::string Unit::plan(bool rows_by_rank) const {
+  std::string text;
+  for (auto& b : buffers_) {
+    std::vector<std::string> names;
+    for (auto& p : b->params()) names.push_back(p.name);
+    text += fmt::format("unit '{}' buffer of {} gathered as {} reduced in {}\n", name_, c10::toString(b->config().dtype),
+                        c10::toString(b->config().gathered_dtype), c10::toString(b->config().reduce_dtype));
+    text += shard::to_string(b->plan(), names, rows_by_rank);
+  }
+  return text;
+}
+
+}  // namespace fsdpp::engine
