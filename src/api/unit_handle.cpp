@@ -84,7 +84,7 @@ void UnitHandle::set_reduce_scatter_max_input_buffers(int count) const {
   auto unit = lock(unit_);
   FSDPP_ENFORCE(count >= 1, ConfigError, "set_reduce_scatter_max_input_buffers of unit '{}': expected at least 1, got {}", unit->name(), count);
   auto& context = unit->context();
-  context.set_reduces_in_flight(std::max(context.reduces_in_flight(), count));
+  context.set_reduce_buffers(std::max(context.reduce_buffers(), count));
 }
 void UnitHandle::set_gradient_divide_factor(double factor, bool recurse) const {
   for_each_unit(unit_, recurse, [&](Unit& u) { u.set_gradient_divide_factor(factor); });

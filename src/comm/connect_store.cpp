@@ -90,7 +90,7 @@ StorePtr join_other_server(const RankEnv& env, std::chrono::milliseconds timeout
   try {
     RankEnv local = env;
     local.master_addr = "127.0.0.1";
-    return connect_client(local, std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(10)));
+    return connect_client(local, std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(5)));
   } catch (const CommError&) {
     fail<ConfigError>(
         "rendezvous: expected to serve the store at MASTER_PORT={} on this host (rank 0), but the port is in use by "

@@ -24,6 +24,9 @@ struct BeforeAccumulate : torch::autograd::FunctionPreHook {
 
 struct AfterAccumulate : torch::autograd::PostAccumulateGradHook {
   AfterAccumulate(std::shared_ptr<Unit> u, FlatBuffer& b, size_t i) : unit(std::move(u)), buffer(&b), index(i) {}
+  ~AfterAccumulate() override {
+    if (buffer->params()[index].handle().defined()) unit->note_lost_hook(buffer->params()[index].name);
+  }
   void operator()(const at::Tensor&) override { unit->after_accumulate(*buffer, index); }
   std::shared_ptr<Unit> unit;
   FlatBuffer* buffer;
@@ -43,10 +46,18 @@ struct BeforeBackward : torch::autograd::FunctionPreHook {
 }  // namespace
 
 void hook_parameter(const at::Tensor& handle, const std::shared_ptr<Unit>& unit, FlatBuffer& buffer, size_t index) {
-  torch::autograd::impl::add_hook(handle, std::make_unique<BeforeAccumulate>(unit, buffer, index));
   if (auto& own = torch::autograd::impl::post_acc_grad_hooks(handle))  // the user's: from now on after the reduction
     unit->add_param_hook(handle, [hook = std::shared_ptr(std::move(own))](const at::Tensor& parameter) { (*hook)(parameter); });
   torch::autograd::impl::set_post_acc_grad_hooks(handle, std::make_unique<AfterAccumulate>(unit, buffer, index));
+}
+
+std::shared_ptr<torch::autograd::Node> hooked_accumulator(const at::Tensor& handle, const std::shared_ptr<torch::autograd::Node>& hooked,
+                                                          const std::shared_ptr<Unit>& unit, FlatBuffer& buffer, size_t index) {
+  torch::autograd::impl::set_grad_accumulator(handle, hooked);
+  if (hooked) return hooked;
+  auto made = torch::autograd::impl::grad_accumulator(handle);
+  made->add_pre_hook(std::make_unique<BeforeAccumulate>(unit, buffer, index));
+  return made;
 }
 
 void hook_output(const at::Tensor& output, const std::shared_ptr<Unit>& unit) {

@@ -37,6 +37,7 @@ std::shared_ptr<CommContext> CommContext::of(const std::shared_ptr<comm::Mesh>& 
 
 CommContext::CommContext(std::shared_ptr<comm::Mesh> mesh)
     : mesh_(std::move(mesh)), gathered_pool_(mesh_->device()), gradient_pool_(mesh_->device()), staging_pool_(mesh_->device()), step_check_(*mesh_) {
+  set_reduce_buffers(1);
   if (on_wire()) gather_stream_ = make_stream();
   if (reduces_on_wire()) reduce_stream_ = make_stream();
   if (mesh_->replicate_size() > 1) all_reduce_stream_ = make_stream();
@@ -60,9 +61,9 @@ void CommContext::settle_host_access() {
   for (auto& [stream, event] : host_accesses_) event.synchronize();
 }
 
-void CommContext::set_reduces_in_flight(int count) {
-  reduces_in_flight_ = count;
-  gradient_pool_.set_slots(count + 1);
+void CommContext::set_reduce_buffers(int count) {
+  reduce_buffers_ = count;
+  gradient_pool_.set_slots(count);
 }
 
 void CommContext::check_each_step(const std::shared_ptr<Unit>& unit) {
@@ -82,6 +83,8 @@ void CommContext::enter_forward(Unit& unit) {
 
 void CommContext::leave_forward() {
   if (--forward_depth_ > 0 || torch::autograd::get_current_graph_task_id() >= 0) return;
+  for (auto& weak : std::exchange(open_groups_, {}))
+    if (auto unit = weak.lock()) unit->end_open_group();
   drop_unused_gathers();
   settle_host_access();
 }
@@ -98,6 +101,7 @@ void CommContext::reset_iteration() noexcept {
       for (auto& unit : units) unit->abandon_backward();
     drop_unused_gathers();
     reshard_later_.clear();
+    open_groups_.clear();
     wait_reduces();
     settle_host_access();
   } catch (const CommError&) {  // said already by what made the step fail
@@ -189,7 +193,6 @@ void CommContext::prefetch_backward(const Unit& unit) {
 void CommContext::push_reduce(comm::Ticket ticket, std::function<void()> finish) {
   if (mesh_->device().is_cuda()) return finish();  // everything is in the reduce stream's order
   reduces_.push_back({std::move(ticket), std::move(finish)});
-  drain_reduces(static_cast<size_t>(reduces_in_flight_));
 }
 
 void CommContext::drain_reduces(size_t in_flight) {

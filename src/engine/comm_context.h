@@ -54,9 +54,11 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   [[nodiscard]] StepCheck& step_check() noexcept { return step_check_; }
   /// Takes part in the exchange of each backward from now on. Same units in the same order on all ranks.
   void check_each_step(const std::shared_ptr<Unit>& unit);
-  /// Reductions that may be on their way while the next is packed: each needs a gradient slot.
-  void set_reduces_in_flight(int count);
-  [[nodiscard]] int reduces_in_flight() const noexcept { return reduces_in_flight_; }
+  /// Gradient buffers of one size in use at once: with 1, the next is packed when the reduction before it is done.
+  void set_reduce_buffers(int count);
+  [[nodiscard]] int reduce_buffers() const noexcept { return reduce_buffers_; }
+  /// Completes reductions until there is a buffer for another one.
+  void make_room_for_reduce() { drain_reduces(static_cast<size_t>(reduce_buffers_) - 1); }
 
   // -- offload ---------------------------------------------------------------------------------------------------------
   /// A unit here keeps parameters or gradients in the host's memory.
@@ -70,6 +72,8 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   /// Called at each unit's pre-forward: starts an iteration if the unit is a root.
   void enter_forward(Unit& unit);
   void leave_forward();
+  /// A unit of several modules of which some have not run yet: ended with the root's forward at the latest.
+  void end_group_later(const std::shared_ptr<Unit>& unit) { open_groups_.push_back(unit); }
   /// Notes that `unit` is used next and gathers ahead by last iteration's order.
   void record_forward_use(const std::shared_ptr<Unit>& unit);
   /// Counts begins and ends of forwards.
@@ -128,13 +132,13 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   SlotPool gathered_pool_, gradient_pool_, staging_pool_;
   StepCheck step_check_;
   std::vector<std::pair<std::weak_ptr<Unit>, size_t>> checked_units_;  ///< with their numbers of parameters
-  int reduces_in_flight_ = 1;
+  int reduce_buffers_ = 1;
   int64_t iterations_ = 0, ticks_ = 0;
   int forward_depth_ = 0, model_checks_ = 0;
   bool is_last_backward_ = true;
   std::vector<std::weak_ptr<Unit>> forward_order_, last_forward_order_, post_forward_order_;
   std::map<int, std::vector<std::shared_ptr<Unit>>> running_backwards_;  ///< by autograd's graph task
-  std::vector<std::weak_ptr<Unit>> gathered_ahead_, reshard_later_, late_reducers_;
+  std::vector<std::weak_ptr<Unit>> gathered_ahead_, reshard_later_, late_reducers_, open_groups_;
   std::vector<PendingReduce> reduces_;
 };
 

@@ -61,6 +61,14 @@ kernels::DType kernel_dtype(c10::ScalarType type) {
   }
 }
 
+void FlatBuffer::Config::set_dtype(c10::ScalarType original) {
+  dtype = original;
+  gathered_dtype = param_dtype.value_or(dtype);
+  reduce_dtype = policy_reduce_dtype.value_or(gathered_dtype);
+  if (c10::isFloatingType(dtype))
+    for (auto t : {dtype, gathered_dtype, reduce_dtype}) (void)kernel_dtype(t);
+}
+
 at::Tensor ParamState::handle() const {
   auto impl = weak_handle.lock();
   return impl ? at::Tensor(std::move(impl)) : at::Tensor();
@@ -72,8 +80,8 @@ FlatBuffer::FlatBuffer(const Config& config, std::vector<at::Tensor> handles, st
   for (auto& h : handles) shapes.push_back(shape_of(h.sizes()));
   plan_ = shard::make_plan(shapes, plan_options(config));
   gaps_ = find_gaps(plan_);
-  aliased_ = config.world_size == 1 && !casts() && !config.offload_params;
-  set_default_scales();
+  divide_factor_ = config.world_size * config.replicate_size;
+  set_scales();
   params_.resize(handles.size());
   with_grad_.assign(handles.size(), false);
   for (size_t i = 0; i < handles.size(); ++i) {
@@ -107,8 +115,8 @@ at::Tensor FlatBuffer::make_slice(bool on_host, bool zeroed) const {
   return zeroed ? at::zeros({plan_.slice_numel}, options) : at::empty({plan_.slice_numel}, options);
 }
 
-void FlatBuffer::make_views(const std::vector<at::Tensor>& handles) {
-  at::NoGradGuard no_grad;
+void FlatBuffer::make_storages() {
+  aliased_ = config_.world_size == 1 && !casts() && !config_.offload_params;
   shard_ = make_slice(config_.offload_params, /*zeroed=*/true);
   if (aliased_) {
     gathered_ = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shard_.storage().unsafeGetStorageImpl());
@@ -117,6 +125,17 @@ void FlatBuffer::make_views(const std::vector<at::Tensor>& handles) {
         c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(gathered_bytes()), c10::DataPtr(nullptr, config_.device),
         c10::GetAllocator(config_.device.type()), /*resizable=*/false);
   }
+}
+
+void FlatBuffer::make_views_of(ParamState& p) {
+  auto local = local_view(shard_, p);
+  p.shard_view = make_guarded_tensor_on(shard_.storage(), config_.dtype, local.sizes(), local.storage_offset());
+  p.gathered_view = make_guarded_tensor_on(c10::Storage(gathered_), config_.gathered_dtype, p.sizes, plan_.params[p.plan_index].offset);
+}
+
+void FlatBuffer::make_views(const std::vector<at::Tensor>& handles) {
+  at::NoGradGuard no_grad;
+  make_storages();
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& p = params_[i];
     auto range = plan_.local_range(i, config_.rank);
@@ -124,11 +143,34 @@ void FlatBuffer::make_views(const std::vector<at::Tensor>& handles) {
       auto source = handles[i].detach().contiguous().view({-1}).narrow(0, range.begin, range.size());
       local_view(shard_, p).view({-1}).copy_(source);
     }
-    auto local = local_view(shard_, p);
-    p.shard_view = make_guarded_tensor_on(shard_.storage(), config_.dtype, local.sizes(), local.storage_offset());
-    p.gathered_view = make_guarded_tensor_on(c10::Storage(gathered_), config_.gathered_dtype, p.sizes, plan_.params[i].offset);
+    make_views_of(p);
     point_handle(handles[i], p.shard_view);
     torch::autograd::impl::set_grad_accumulator(handles[i], {});
+  }
+}
+
+// The one dtype that all handles were converted to, if they were.
+std::optional<c10::ScalarType> FlatBuffer::dtype_of_replaced_handles() const {
+  std::optional<c10::ScalarType> dtype;
+  for (auto& p : params_) {
+    auto handle = p.handle();
+    if (!handle.defined()) continue;
+    if (!is_replaced(handle) || !handle.is_floating_point() || handle.sizes() != p.shard_view.sizes()) return std::nullopt;
+    if (dtype.value_or(handle.scalar_type()) != handle.scalar_type()) return std::nullopt;
+    dtype = handle.scalar_type();
+  }
+  return dtype;
+}
+
+void FlatBuffer::change_dtype(c10::ScalarType dtype) {
+  unguard_storage(shard_storage());
+  unguard_storage(gathered_storage());
+  config_.set_dtype(dtype);
+  set_scales();
+  make_storages();
+  for (auto& p : params_) {
+    make_views_of(p);
+    p.accumulator.reset();
   }
 }
 
@@ -170,9 +212,10 @@ void FlatBuffer::free_gathered(SlotPool& pool, cuda::StreamView last_user) {
 
 bool FlatBuffer::adopt_replaced_handles() {
   bool adopted = false;
+  if (auto dtype = dtype_of_replaced_handles(); dtype && *dtype != config_.dtype) change_dtype(*dtype);
   for (auto& p : params_) {
     auto handle = p.handle();
-    if (!handle.defined() || handle.unsafeGetTensorImpl()->storage().unsafeGetStorageImpl() == shard_storage()) continue;
+    if (!handle.defined() || !is_replaced(handle)) continue;
     FSDPP_ENFORCE(handle.device() == shard_.device() && handle.scalar_type() == config_.dtype && handle.sizes() == p.shard_view.sizes(),
                   UsageError, "parameter '{}' was replaced after fully_shard: expected its local shard {} {} on {}, got {} {} on {}. "
                   "Try: move or convert the module before fully_shard.", p.name, c10::toString(config_.dtype),

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct ParamState {
   at::Tensor shard_view;             ///< local shard, view of the shard buffer, original dtype
   at::Tensor gathered_view;          ///< global shape, view of the gathered buffer
   std::weak_ptr<torch::autograd::Node> accumulator;    ///< AccumulateGrad of the gathered parameter; alive while a graph wants its gradient
+  std::shared_ptr<torch::autograd::Node> held_accumulator;  ///< the same, kept while a forward may yet use it
   at::Tensor unsharded_grad;         ///< gradient of this backward, global shape; undefined when there is none
   at::Tensor sharded_grad;           ///< what .grad becomes when the backward ends, local shape; undefined: no gradient
   bool grad_put_aside = false;       ///< .grad was moved to sharded_grad for the running backward
@@ -58,7 +60,10 @@ class FlatBuffer {
     c10::Device device = c10::kCPU;
     int world_size = 1, rank = 0;  ///< of the shard axis
     int replicate_size = 1;
+    std::optional<c10::ScalarType> param_dtype, policy_reduce_dtype;  ///< of the policy, where it applies
     c10::ScalarType dtype, gathered_dtype, reduce_dtype;
+    /// The dtypes that follow from the parameters' own. Throws ConfigError for one that can't be gathered or reduced.
+    void set_dtype(c10::ScalarType original);
     bool offload_params = false, offload_gradients = false, pin_memory = true;  ///< see CPUOffloadPolicy
   };
   /// Takes this rank's part of each parameter and points the handles at it; the full originals are freed with their storage.
@@ -87,8 +92,13 @@ class FlatBuffer {
   comm::Ticket gather(SlotPool& pool, SlotPool& staging_pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
   /// Takes the gathered memory away again. `last_user`: the stream that may still read it.
   void free_gathered(SlotPool& pool, cuda::StreamView last_user);
+  /// Whether the user gave the handle other memory. REQUIRES: it does not show the gathered parameter.
+  [[nodiscard]] bool is_replaced(const at::Tensor& handle) const noexcept {
+    return handle.unsafeGetTensorImpl()->storage().unsafeGetStorageImpl() != shard_storage();
+  }
   /// Copies a handle's data back into the shard, on the current stream, where the user replaced it (module->to(), set_data); true
-  /// if it did. Throws UsageError when shape, dtype or device no longer fit.
+  /// if it did. If all of them have another floating dtype now, the buffer has it from here on. REQUIRES: no gathered memory. Throws
+  /// UsageError when shape, device or only some dtypes no longer fit.
   bool adopt_replaced_handles();
 
   // -- reduce ----------------------------------------------------------------------------------------------------------
@@ -137,7 +147,11 @@ class FlatBuffer {
  private:
   [[nodiscard]] bool casts() const noexcept { return config_.dtype != config_.gathered_dtype; }
   [[nodiscard]] at::Tensor make_slice(bool on_host, bool zeroed) const;
-  void set_default_scales();
+  void set_scales();
+  [[nodiscard]] std::optional<c10::ScalarType> dtype_of_replaced_handles() const;
+  void change_dtype(c10::ScalarType dtype);
+  void make_storages();
+  void make_views_of(ParamState& param);
   void make_views(const std::vector<at::Tensor>& handles);
   void store_reduced_slice(SlotPool& staging_pool, cuda::StreamView stream, double scale, bool accumulate);
   void pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, bool accumulate, cuda::StreamView stream);
@@ -148,6 +162,7 @@ class FlatBuffer {
   [[nodiscard]] at::Tensor local_view(const at::Tensor& flat, const ParamState& param) const;
 
   Config config_;
+  double divide_factor_ = 1.0;
   shard::Plan plan_;
   std::vector<ParamState> params_;
   std::vector<kernels::PackPiece> gaps_;  ///< the padding of the flat buffer

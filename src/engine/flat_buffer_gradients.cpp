@@ -29,9 +29,9 @@ void ParamState::put_grad_aside(const at::Tensor& live_handle) {
   sharded_grad = std::exchange(live_handle.mutable_grad(), at::Tensor());
 }
 
-void FlatBuffer::set_default_scales() {
+void FlatBuffer::set_scales() {
   pre_scale_ = pre_scale_for(config_.reduce_dtype, config_.world_size * config_.replicate_size);
-  set_divide_factor(config_.world_size * config_.replicate_size);
+  post_scale_ = 1.0 / divide_factor_ / pre_scale_;
 }
 
 bool FlatBuffer::has_unsharded_grads() const noexcept {
@@ -195,7 +195,10 @@ void FlatBuffer::store_reduced_slice(SlotPool& staging_pool, cuda::StreamView st
   staging_pool.release(staging, stream);
 }
 
-void FlatBuffer::set_divide_factor(double factor) { post_scale_ = 1.0 / factor / pre_scale_; }
+void FlatBuffer::set_divide_factor(double factor) {
+  divide_factor_ = factor;
+  set_scales();
+}
 
 void FlatBuffer::use_zeros_for_missing() noexcept {
   for (size_t i = 0; i < params_.size(); ++i)

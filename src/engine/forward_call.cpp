@@ -15,7 +15,7 @@ void cast_to(at::Tensor& tensor, c10::ScalarType dtype) {
 
 }  // namespace
 
-ForwardCall::ForwardCall(const torch::nn::Module& module) : unit_(find_unit(&module)) {
+ForwardCall::ForwardCall(const torch::nn::Module& module) : module_(&module), unit_(find_unit(&module)) {
   if (!unit_) return;
   auto& policy = unit_->policy();
   casts_inputs_ = (policy.cast_forward_inputs && policy.param_dtype) || unit_->context().mesh().device().is_cuda();
@@ -54,7 +54,7 @@ void ForwardCall::output(at::Tensor& tensor) {
 
 void ForwardCall::leave() {
   entered_ = false;
-  unit_->post_forward(will_backward_);
+  unit_->post_forward(module_, will_backward_);
   unit_->context().leave_forward();
 }
 

@@ -20,7 +20,7 @@ int64_t slot_bytes(const std::map<int64_t, int>& count_of_size, int alive) {
 MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates) {
   MemoryFormula m;
   std::map<int64_t, int> gathered, gradients, staging;
-  int gradient_slots = engine::SlotPool::kSlots;
+  int gradient_slots = 1;
   for (auto& u : units) {
     m.shards += u.shard_bytes;
     m.sharded_gradients += u.sharded_gradient_bytes;

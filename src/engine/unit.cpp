@@ -1,7 +1,7 @@
 #include "engine/unit.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -34,10 +34,9 @@ FlatBuffer::Config buffer_config(const comm::Mesh& mesh, const FullyShardOptions
     config.pin_memory = offload->pin_memory;
   }
   bool floating = c10::isFloatingType(dtype);
-  config.gathered_dtype = floating && !keeps_dtype ? policy.param_dtype.value_or(dtype) : dtype;
-  config.reduce_dtype = floating ? policy.reduce_dtype.value_or(config.gathered_dtype) : dtype;
-  if (floating)
-    for (auto t : {dtype, config.gathered_dtype, config.reduce_dtype}) (void)kernel_dtype(t);
+  if (floating && !keeps_dtype) config.param_dtype = policy.param_dtype;
+  if (floating) config.policy_reduce_dtype = policy.reduce_dtype;
+  config.set_dtype(dtype);
   return config;
 }
 
@@ -58,7 +57,6 @@ Unit::Unit(std::vector<std::weak_ptr<torch::nn::Module>> modules, const std::vec
   size_t i = 0;
   for (auto& [key, group] : groups)
     buffers_.push_back(std::make_unique<FlatBuffer>(configs[i++], std::move(group.first), std::move(group.second)));
-  for (auto& b : buffers_) gathered_bytes_ += b->gathered_bytes();
   if (options.offload_policy) context_->copies_to_host();
 }
 
@@ -79,10 +77,18 @@ void Unit::release_memory() {
 
 void Unit::attach() {
   auto self = shared_from_this();
-  for (auto& b : buffers_) {
-    guard_storage(b->shard_storage(), self);
-    guard_storage(b->gathered_storage(), self);
+  note_buffers();
+  for (auto& b : buffers_)
     for (size_t i = 0; i < b->params().size(); ++i) hook_parameter(b->params()[i].handle(), self, *b, i);
+}
+
+// Their storages are new.
+void Unit::note_buffers() {
+  gathered_bytes_ = 0;
+  for (auto& b : buffers_) {
+    guard_storage(b->shard_storage(), weak_from_this());
+    guard_storage(b->gathered_storage(), weak_from_this());
+    gathered_bytes_ += b->gathered_bytes();
   }
 }
 
@@ -148,7 +154,7 @@ void Unit::set_root_default(bool is_root) {
 bool Unit::cache_is_current() const {
   for (auto& b : buffers_)
     for (auto& p : b->params())
-      if (auto h = p.handle(); h.defined() && h._version() != p.version) return false;
+      if (auto h = p.handle(); h.defined() && (h._version() != p.version || b->is_replaced(h))) return false;
   return true;
 }
 
@@ -172,7 +178,7 @@ void Unit::gather_buffers(cuda::StreamView stream, bool from_group) {
 
 void Unit::gather(GatherReason reason) {
   if (state_ == UnitState::Cached && !cache_is_current()) reshard();
-  if (state_ != UnitState::Sharded) return;
+  if (state_ != UnitState::Sharded || buffers_.empty()) return;
   trace::Scope scope(trace::Kind::Unshard, name_, gathered_bytes_);
   auto stream = context_->gather_stream();
   bool from_group = has_group_pieces();
@@ -180,6 +186,7 @@ void Unit::gather(GatherReason reason) {
   if (reason == GatherReason::Explicit || from_group) stream.wait(context_->compute_stream());
   bool adopted = false;
   for (auto& b : buffers_) adopted = b->adopt_replaced_handles() || adopted;
+  if (adopted) note_buffers();
   if (adopted) stream.wait(context_->compute_stream());
   if (context_->on_wire()) context_->step_check().note(StepCheck::Kind::Gather, name_, gathered_bytes_);
   if (hooks_run_) stream.wait(context_->reduce_stream());  // they may have changed the shards
@@ -202,7 +209,12 @@ void Unit::drop_group_pieces() {
 }
 
 void Unit::show() {
-  if (state_ == UnitState::Shown || state_ == UnitState::Sharded) return;
+  if (state_ != UnitState::Shown) show_gathered();
+  if (state_ == UnitState::Shown && c10::GradMode::is_enabled()) install_accumulators();
+}
+
+void Unit::show_gathered() {
+  if (state_ == UnitState::Sharded) return;
   std::exchange(gather_ticket_, comm::Ticket()).wait(context_->compute_stream());
   for (auto& b : buffers_)
     for (auto& p : b->params())
@@ -216,6 +228,7 @@ void Unit::hide() {
   for (auto& b : buffers_)
     for (auto& p : b->params())
       if (auto h = p.handle(); h.defined()) point_handle(h, p.shard_view);
+  release_accumulators();
   state_ = UnitState::Cached;
 }
 
@@ -236,34 +249,34 @@ void Unit::reshard() {
 
 // -- forward -------------------------------------------------------------------------------------------------------------
 
-// All forwards of a step share one accumulator per parameter, though changing the handle's dtype makes LibTorch forget it.
-// One that was made on another stream is left to its old graph: it would order this step's gradients by that stream.
+// All graphs of a step share one accumulator per parameter, though changing the handle's dtype makes LibTorch forget it. One that was
+// made on another stream is left to its old graph: it would order this step's gradients by that stream.
 void Unit::install_accumulators() {
   auto stream = context_->compute_stream();
   bool moved = !(accumulator_stream_ == stream);
   accumulator_stream_ = stream;
   for (auto& b : buffers_)
-    for (auto& p : b->params()) {
+    for (size_t i = 0; i < b->params().size(); ++i) {
+      auto& p = b->params()[i];
       auto h = p.handle();
       if (!h.defined() || !h.requires_grad()) continue;
-      if (moved) p.accumulator.reset();
-      torch::autograd::impl::set_grad_accumulator(h, p.accumulator);
+      p.held_accumulator = hooked_accumulator(h, moved ? nullptr : p.accumulator.lock(), shared_from_this(), *b, i);
+      p.accumulator = p.held_accumulator;
     }
 }
 
-void Unit::note_accumulators() {
+// From now on they live as long as a graph that wants them.
+void Unit::release_accumulators() {
   for (auto& b : buffers_)
-    for (auto& p : b->params())
-      if (auto h = p.handle(); h.defined() && h.requires_grad()) p.accumulator = torch::autograd::impl::try_get_grad_accumulator(h);
+    for (auto& p : b->params()) p.held_accumulator.reset();
 }
 
 void Unit::pre_forward() {
   trace::Scope scope(trace::Kind::PreForward, name_);
+  check_hooks();
   gather(in_backward() ? GatherReason::Backward : GatherReason::Forward);
-  if (!in_backward()) context_->record_forward_use(shared_from_this());
-  bool shown = state_ == UnitState::Shown;
+  if (!in_backward() && !buffers_.empty()) context_->record_forward_use(shared_from_this());
   show();
-  if (!shown) install_accumulators();
   began_at_ = context_->next_tick();
   for (auto& weak : borrowed_)
     if (auto owner = weak.lock()) owner->lend();
@@ -276,11 +289,13 @@ void Unit::lend() {
 
 void Unit::take_back(bool will_backward) {
   --lent_;
-  post_forward(will_backward);
+  post_forward(nullptr, will_backward);
 }
 
 void Unit::abandon_forward() {
   lent_ = 0;
+  to_run_.clear();
+  release_accumulators();
   for (auto& weak : borrowed_)
     if (auto owner = weak.lock()) owner->abandon_forward();
   if (!in_backward()) reshard();
@@ -297,17 +312,38 @@ void Unit::set_reshard_after_forward(ReshardAfterForward value) {
   options_.reshard_after_forward = value;
 }
 
-void Unit::post_forward(bool will_backward) {
+void Unit::post_forward(const torch::nn::Module* module, bool will_backward) {
   trace::Scope scope(trace::Kind::PostForward, name_);
-  note_accumulators();
+  release_accumulators();
   for (auto& weak : borrowed_)
     if (auto owner = weak.lock()) owner->take_back(will_backward);
   if (in_backward() || lent_ > 0) return;  // recomputation: backward goes on with the gathered parameters; or a borrower does
   hide();
   bool recomputes = torch::autograd::get_current_graph_task_id() >= 0;  // its backward follows at once
-  if (!recomputes) end_forward(will_backward);
-  if (will_backward) post_forward_index_ = context_->record_post_forward(shared_from_this());
+  if (!recomputes) leave_group(module, will_backward);
+  if (will_backward && !buffers_.empty()) post_forward_index_ = context_->record_post_forward(shared_from_this());
   ended_at_ = context_->next_tick();
+}
+
+// A unit of several modules is gathered until each of them has run; the end of the root's forward is the last moment.
+void Unit::leave_group(const torch::nn::Module* module, bool will_backward) {
+  group_wants_backward_ = group_wants_backward_ || will_backward;
+  if (module && modules_.size() > 1) {
+    if (to_run_.empty())
+      for (auto& m : modules()) to_run_.push_back(m.get());
+    std::erase(to_run_, module);
+    if (!to_run_.empty()) return context_->end_group_later(shared_from_this());
+  }
+  end_group();
+}
+
+void Unit::end_open_group() {
+  if (!to_run_.empty()) end_group();
+}
+
+void Unit::end_group() {
+  to_run_.clear();
+  end_forward(std::exchange(group_wants_backward_, false));
 }
 
 // The root keeps its parameters by default, but not after a forward that no backward follows.

@@ -62,8 +62,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // -- forward ---------------------------------------------------------------------------------------------------------
   /// Gathers (if not done ahead), waits on the compute stream and shows the gathered parameters.
   void pre_forward();
-  /// Hides them; gives the memory back unless it is kept for backward. `will_backward`: an output wants a gradient.
-  void post_forward(bool will_backward);
+  /// Hides them; gives the memory back unless it is kept for backward or for other modules of the unit. `module`: the one that ran.
+  /// `will_backward`: an output wants a gradient.
+  void post_forward(const torch::nn::Module* module, bool will_backward);
+  /// The root's forward ended: modules of the unit that did not run in it won't.
+  void end_open_group();
   /// Issues the gather if the memory is not valid. No wait.
   void gather(GatherReason reason);
   /// Completes a gather() and shows the gathered parameters.
@@ -98,6 +101,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] bool owes_reduction() const;
   /// Called at the end of a backward if owes_reduction(), in one order on all ranks.
   void reduce_late();
+  /// The engine's hook on a parameter was replaced: the next forward is an error.
+  void note_lost_hook(const std::string& param) noexcept;
   /// For each parameter one byte: whether this backward's reduction held a gradient of this rank. True if the unit was reduced and
   /// one of them is missing.
   [[nodiscard]] bool append_gradient_flags(std::vector<char>& flags) const;
@@ -155,8 +160,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void gather_buffers(cuda::StreamView stream, bool from_group);
   [[nodiscard]] bool has_group_pieces() const;
   void drop_group_pieces();
+  void show_gathered();
+  void end_group();
+  void note_buffers();
+  void leave_group(const torch::nn::Module* module, bool will_backward);
   void install_accumulators();
-  void note_accumulators();
+  void release_accumulators();
   void release_memory();
   void begin_backward(int task);
   void post_backward();
@@ -176,6 +185,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<std::unique_ptr<FlatBuffer>> buffers_;
   std::vector<std::weak_ptr<Unit>> borrowed_;
   std::vector<std::shared_ptr<Unit>> kept_alive_;
+  std::vector<const torch::nn::Module*> to_run_;  ///< modules of the unit that a forward has not reached
+  bool group_wants_backward_ = false;
+  std::string lost_hook_;            ///< a parameter whose engine hook the user replaced
   int64_t gathered_bytes_ = 0;
   UnitState state_ = UnitState::Sharded;
   comm::Ticket gather_ticket_;

@@ -126,6 +126,7 @@ void Unit::reduce() {
       b->reduce_locally(compute);
       continue;
     }
+    if (reducing.empty()) context_->make_room_for_reduce();
     if (b->has_unsharded_grads() || !b->has_gradient_buffer()) b->accumulate(context_->gradient_pool(), compute);
     reducing.push_back(b.get());
   }
@@ -197,15 +198,17 @@ void Unit::run_param_hooks(cuda::StreamView stream) {
 }
 
 void Unit::check_hooks() const {
-  for (auto& b : buffers_)
-    for (auto& p : b->params())
-      if (auto h = p.handle(); p.grad_put_aside && h.defined() && h.grad().defined())
-        fail<UsageError>("parameter '{}': its post-accumulate-grad hook was replaced after fully_shard, so its gradient was not reduced. Try: "
-                         "register_post_accumulate_grad_hook, which runs after the reduction.", p.name);
+  FSDPP_ENFORCE(lost_hook_.empty(), UsageError,
+                "parameter '{}': its post-accumulate-grad hook was replaced after fully_shard, so its gradient can't be reduced. Try: "
+                "register_post_accumulate_grad_hook, which runs after the reduction.", lost_hook_);
+}
+
+void Unit::note_lost_hook(const std::string& param) noexcept {
+  lost_hook_ = param;
+  kept_alive_.push_back(shared_from_this());  // by itself, to say so: the parameter no longer owns it
 }
 
 void Unit::finish_backward() {
-  check_hooks();
   bool pending = owes_reduction() && !reduces_unused_ && seen_grads_ == 0;
   for (auto& b : buffers_) pending = pending || b->has_unsharded_grads();
   if (pending) post_backward();

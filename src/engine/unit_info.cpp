@@ -62,7 +62,8 @@ at::Tensor Unit::local_shard(const at::Tensor& parameter) const {
 UnitMemory Unit::memory(bool as_root) const {
   UnitMemory m;
   m.keeps_gathered = options_.reshard_after_forward ? group_after_forward() == 1 : as_root || root_default_;
-  m.gradient_slots = context_->reduces_in_flight() + 1;
+  m.keeps_gathered = m.keeps_gathered || modules_.size() > 1;  // while other units run between its modules
+  m.gradient_slots = context_->reduce_buffers();
   m.reduces_on_wire = context_->reduces_on_wire() || writes_host_memory();
   for (auto& b : buffers_) {
     int64_t shard = b->shard_bytes();
@@ -89,8 +90,8 @@ std::vector<shard::ShardedParam> Unit::sharded_params() const {
       shard::ShardedParam s;
       s.name = p.name;
       s.global_sizes = p.sizes;
-      s.dtype = b.config().dtype;
       s.handle = p.handle();
+      s.dtype = s.handle.defined() && state_ != UnitState::Shown ? s.handle.scalar_type() : b.config().dtype;
       s.mesh = context_->mesh_ptr();
       s.cut = placement.cut;
       s.row_numel = placement.row_numel;

@@ -49,8 +49,8 @@ class FSDPP_API UnitHandle {
   void set_unshard_in_backward(bool value) const;
   /// On: parameters that a backward did not reach are reduced as zeros, so that ranks may use different ones.
   void set_reduce_scatter_unused_params(bool value, bool recurse = true) const;
-  /// Reductions of this mesh that may be on their way while the next gradients are packed, each holding a gradient buffer: 1 unless set.
-  /// Of several values the largest holds. ConfigError below 1.
+  /// Gradient buffers in use at once on this mesh: 1 unless set, so that gradients are packed when the reduction before them is done. More
+  /// let compute run ahead of slow reductions. Of several values the largest holds. ConfigError below 1.
   void set_reduce_scatter_max_input_buffers(int count) const;
   /// Divides the summed gradients by `factor` in place of the number of ranks.
   void set_gradient_divide_factor(double factor, bool recurse = true) const;

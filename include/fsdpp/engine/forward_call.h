@@ -39,6 +39,7 @@ class FSDPP_API ForwardCall {
   void leave();
 
  private:
+  const torch::nn::Module* module_;
   std::shared_ptr<Unit> unit_;
   bool casts_inputs_ = false;
   bool entered_ = false;

@@ -26,7 +26,7 @@ struct UnitMemory {
   int64_t sharded_gradient_bytes = 0;  ///< on the device
   int64_t staging_bytes = 0;           ///< for a gather of offloaded parameters that are cast
   int64_t gradient_staging_bytes = 0;  ///< for a reduction into offloaded gradients
-  int gradient_slots = 2;              ///< gradient buffers of one size in use at once, at most
+  int gradient_slots = 1;              ///< gradient buffers of one size in use at once, at most
   int64_t host_bytes = 0;              ///< offloaded parameters and gradients
 };
 

@@ -96,7 +96,11 @@ TEST(OrderCheck, RanksThatCallUnitsInDifferentOrdersGetAnErrorThatNamesThem) {
     struct Both : torch::nn::Module {
       One first{1.0}, second{2.0};
       Both() { register_module("first", first), register_module("second", second); }
-      at::Tensor forward(bool swap) { return swap ? second() + first() : first() + second(); }
+      at::Tensor forward(bool swap) {
+        auto a = swap ? second() : first();
+        auto b = swap ? first() : second();
+        return a + b;
+      }
     };
     auto both = std::make_shared<Both>();
     fully_shard(both->first, mesh);
