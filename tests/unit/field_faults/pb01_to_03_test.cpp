@@ -13,7 +13,7 @@
 namespace fsdpp::test {
 namespace {
 
-// -- PB-01: dim 0 smaller than the number of ranks -----------------------------------------------------------------------------
+// -- PB-01: dim 0 smaller than the number of ranks -------------------------------------------------------------------
 
 enum class Grouping { OneUnit, UnitEach };
 
@@ -111,7 +111,8 @@ TEST_P(SmallerThanRanks, PB01_FsdppAdamMovesEveryElementByTheLearningRate) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SmallerThanRanks,
-                         ::testing::Combine(::testing::Values(4, 3, 1), ::testing::Values(Grouping::OneUnit, Grouping::UnitEach),
+                         ::testing::Combine(::testing::Values(4, 3, 1),
+                                            ::testing::Values(Grouping::OneUnit, Grouping::UnitEach),
                                             ::testing::Values(Wire::InProcess, Wire::Sockets)));
 
 TEST(FieldFaults, PB01_OnFourRanksAParameterOfOneRowIsOneRanks) {
@@ -124,9 +125,10 @@ TEST(FieldFaults, PB01_OnFourRanksAParameterOfOneRowIsOneRanks) {
   });
 }
 
-// -- PB-02: zero dimensions ----------------------------------------------------------------------------------------------------
+// -- PB-02: zero dimensions ------------------------------------------------------------------------------------------
 
-/// One Adam step of lr 0.1 on loss (r + 1) · s. The state goes to files of its own for each rank, the parameter to the full state.
+/// One Adam step of lr 0.1 on loss (r + 1) · s. The state goes to files of its own for each rank, the parameter to the full
+/// state.
 class ScalarJob {
  public:
   ScalarJob(const std::vector<int64_t>& sizes, int ranks) : sizes_(sizes), ranks_(ranks) {}
@@ -200,7 +202,7 @@ TEST_P(ZeroDimensions, PB02_OneDimensionOfSizeOneGivesTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ZeroDimensions, ::testing::Values(2, 1));
 
-// -- PB-03: transposed ---------------------------------------------------------------------------------------------------------
+// -- PB-03: transposed -----------------------------------------------------------------------------------------------
 
 /// W [4,3] with strides (1,4), the transpose of a contiguous [3,4]; y = x · Wᵀ.
 struct TransposedImpl : torch::nn::Module {

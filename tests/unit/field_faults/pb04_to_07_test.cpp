@@ -19,7 +19,7 @@ std::vector<at::Tensor> handles_of(const torch::nn::Module& model) {
   return handles;
 }
 
-// -- PB-04: one weight in two modules ------------------------------------------------------------------------------------------
+// -- PB-04: one weight in two modules --------------------------------------------------------------------------------
 
 struct TableImpl : torch::nn::Module {
   explicit TableImpl(float value) { weight = register_parameter("weight", at::full({5, 2}, value)); }
@@ -117,11 +117,12 @@ TEST_P(TiedWeight, PB04_TheOptimizerHoldsOneCopy) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TiedWeight,
-                         ::testing::Combine(::testing::Values(2, 1), ::testing::Values(TiedGrouping::BothInOneUnit, TiedGrouping::RootOnly,
-                                                                                      TiedGrouping::TwoUnits),
+                         ::testing::Combine(::testing::Values(2, 1),
+                                            ::testing::Values(TiedGrouping::BothInOneUnit, TiedGrouping::RootOnly,
+                                                              TiedGrouping::TwoUnits),
                                             ::testing::Values(Wire::InProcess, Wire::Sockets)));
 
-// -- PB-05: frozen, with an unused input that wants a gradient -----------------------------------------------------------------
+// -- PB-05: frozen, with an unused input that wants a gradient -------------------------------------------------------
 
 struct LayerImpl : torch::nn::Module {
   LayerImpl() { weight = register_parameter("weight", at::eye(2)); }
@@ -149,40 +150,38 @@ TEST_P(FrozenUnit, PB05_WithAnUnusedInputThatWantsAGradientIsLeftAlone) {
   const int ranks = std::get<0>(GetParam());
   const bool root_is_unit = std::get<1>(GetParam());
   std::atomic<int> reductions{0};
-  comm::LocalWorldOptions options;
-  options.on_operation = [&](const comm::OperationEvent& event) {
-    if (event.op == "reduce_scatter") ++reductions;
-    return comm::Fault::None;
-  };
-  each_rank(ranks, [&](std::shared_ptr<World> world) {
-    auto mesh = Mesh::shard(world);
-    FrozenFirst model;
-    auto frozen = fully_shard(model->first, mesh, {.reshard_after_forward = true});
-    fully_shard(model->second, mesh, {.reshard_after_forward = true});
-    if (root_is_unit) fully_shard(model, mesh, {.reshard_after_forward = true});
-    torch::optim::SGD sgd({model->second->weight}, torch::optim::SGDOptions(0.1));
-    for (int step = 0; step < 3; ++step) {
-      sgd.zero_grad();
-      auto a = at::ones({2}), b = at::ones({2}).requires_grad_();
-      auto out = model(a, b);
-      EXPECT_TRUE(frozen.is_sharded()) << "between forward and backward";
-      out.sum().backward();
-      EXPECT_TRUE(nothing_unsharded(*model->first));
-      EXPECT_TRUE(nothing_unsharded(*model->second));
-      EXPECT_TRUE(step > 0 || all_equal(b.grad(), 1));
-      EXPECT_FALSE(model->first->weight.grad().defined());
-      sgd.step();
-    }
-    EXPECT_EQ(frozen.stats().reduces, 0);
-    EXPECT_TRUE(same_values(full_tensor(model->first->weight), at::eye(2)));
-    EXPECT_TRUE(all_near(full_tensor(model->second->weight), at::tensor({0.4, -0.6, -0.6, 0.4}).view({2, 2})));
-  }, options);
+  each_rank(
+      ranks,
+      [&](std::shared_ptr<World> world) {
+        auto mesh = Mesh::shard(world);
+        FrozenFirst model;
+        auto frozen = fully_shard(model->first, mesh, {.reshard_after_forward = true});
+        fully_shard(model->second, mesh, {.reshard_after_forward = true});
+        if (root_is_unit) fully_shard(model, mesh, {.reshard_after_forward = true});
+        torch::optim::SGD sgd({model->second->weight}, torch::optim::SGDOptions(0.1));
+        for (int step = 0; step < 3; ++step) {
+          sgd.zero_grad();
+          auto a = at::ones({2}), b = at::ones({2}).requires_grad_();
+          auto out = model(a, b);
+          EXPECT_TRUE(frozen.is_sharded()) << "between forward and backward";
+          out.sum().backward();
+          EXPECT_TRUE(nothing_unsharded(*model->first));
+          EXPECT_TRUE(nothing_unsharded(*model->second));
+          EXPECT_TRUE(step > 0 || all_equal(b.grad(), 1));
+          EXPECT_FALSE(model->first->weight.grad().defined());
+          sgd.step();
+        }
+        EXPECT_EQ(frozen.stats().reduces, 0);
+        EXPECT_TRUE(same_values(full_tensor(model->first->weight), at::eye(2)));
+        EXPECT_TRUE(all_near(full_tensor(model->second->weight), at::tensor({0.4, -0.6, -0.6, 0.4}).view({2, 2})));
+      },
+      count_operations("reduce_scatter", reductions));
   EXPECT_EQ(reductions, ranks == 1 ? 0 : 3 * ranks) << "only those of the trainable layer, one for each step and rank";
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, FrozenUnit, ::testing::Combine(::testing::Values(2, 1), ::testing::Bool()));
 
-// -- PB-06: some, then none of the parameters ----------------------------------------------------------------------------------
+// -- PB-06: some, then none of the parameters ------------------------------------------------------------------------
 
 struct TwoSumsImpl : torch::nn::Module {
   TwoSumsImpl() {
@@ -232,7 +231,8 @@ struct TorchSgd : torch::optim::SGD {
   explicit TorchSgd(TwoSums& model) : torch::optim::SGD(model->parameters(), torch::optim::SGDOptions(0.1)) {}
 };
 struct TorchAdamW : torch::optim::AdamW {
-  explicit TorchAdamW(TwoSums& model) : torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0.5)) {}
+  explicit TorchAdamW(TwoSums& model)
+      : torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0.5)) {}
   bool has_state(const at::Tensor& p) const { return state().find(p.unsafeGetTensorImpl()) != state().end(); }
 };
 struct FsdppAdamW : optim::AdamW {
@@ -294,9 +294,10 @@ TEST_P(UnusedParameters, PB06_SgdMovesWhatTheLossUsed) {
 TEST_P(UnusedParameters, PB06_TorchAdamWLeavesWhatTheLossDidNotUseAlone) { expect_adamw_leaves_unused_alone<TorchAdamW>(); }
 TEST_P(UnusedParameters, PB06_FsdppAdamWLeavesWhatTheLossDidNotUseAlone) { expect_adamw_leaves_unused_alone<FsdppAdamW>(); }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, UnusedParameters, ::testing::Combine(::testing::Values(2, 1), ::testing::Values(Root::None, Root::Unit)));
+INSTANTIATE_TEST_SUITE_P(Ranks, UnusedParameters,
+                         ::testing::Combine(::testing::Values(2, 1), ::testing::Values(Root::None, Root::Unit)));
 
-// -- PB-07: ranks use different parameters -------------------------------------------------------------------------------------
+// -- PB-07: ranks use different parameters ---------------------------------------------------------------------------
 
 TEST(FieldFaults, PB07_OnOneRankWhatIsUnusedHasNoGradient) {
   each_rank(1, [](std::shared_ptr<World> world) {

@@ -27,8 +27,8 @@ TEST(FieldFaults, PB07_InOneUnitMissingGradientsCountAsZero) {
   });
 }
 
-/// The declared way: every unit is gathered on every rank in one order and kept for backward; what a rank does not use is reduced
-/// as zeros.
+/// The declared way: every unit is gathered on every rank in one order and kept for backward; what a rank does not use is
+/// reduced as zeros.
 void expect_declared_units_train(int ranks, int steps) {
   each_rank(ranks, [&](std::shared_ptr<World> world) {
     auto model = sharded_experts(world);

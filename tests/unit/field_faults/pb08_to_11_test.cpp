@@ -9,7 +9,7 @@ namespace {
 
 at::Tensor floats(const std::vector<double>& values) { return at::tensor(values).to(at::kFloat); }
 
-// -- PB-08: two forwards, then two backwards -----------------------------------------------------------------------------------
+// -- PB-08: two forwards, then two backwards -------------------------------------------------------------------------
 
 /// W2 · W1 · x, both I₂; each layer a unit, and the root.
 struct TwoLayersImpl : torch::nn::Module {
@@ -53,10 +53,11 @@ TEST_P(TwoForwards, PB08_ThenTheirBackwardsGiveTheGradientOfBoth) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, TwoForwards, ::testing::Combine(::testing::Values(2, 1), ::testing::Values(Order::FirstThenSecond,
-                                                                                                          Order::SecondThenFirst, Order::Sum)));
+INSTANTIATE_TEST_SUITE_P(Ranks, TwoForwards,
+                         ::testing::Combine(::testing::Values(2, 1),
+                                            ::testing::Values(Order::FirstThenSecond, Order::SecondThenFirst, Order::Sum)));
 
-// -- PB-09: evaluation between training steps ----------------------------------------------------------------------------------
+// -- PB-09: evaluation between training steps ------------------------------------------------------------------------
 
 class EvaluationBetweenSteps : public ::testing::TestWithParam<std::tuple<int, bool>> {};
 
@@ -93,7 +94,7 @@ TEST_P(EvaluationBetweenSteps, PB09_SeesTheNewestWeights) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, EvaluationBetweenSteps, ::testing::Combine(::testing::Values(2, 1), ::testing::Bool()));
 
-// -- PB-10: a loss from a tensor that the forward kept aside -------------------------------------------------------------------
+// -- PB-10: a loss from a tensor that the forward kept aside ---------------------------------------------------------
 
 /// A result with h among other tensors.
 struct Parts {
@@ -132,7 +133,8 @@ TEST_P(KeptAside, PB10_TensorAsTheLossTrainsWhatMadeIt) {
     fully_shard(model, Mesh::shard(world), {.reshard_after_forward = true});
     torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
     auto loss_on = [&](const at::Tensor& x) {
-      if (where == KeptWhere::Struct) return call_as(*model, [&](const at::Tensor& in) { return model->forward_parts(in); }, x).h.sum();
+      auto forward_parts = [&](const at::Tensor& in) { return model->forward_parts(in); };
+      if (where == KeptWhere::Struct) return call_as(*model, forward_parts, x).h.sum();
       (void)model(x);
       return std::exchange(model->h, at::Tensor()).sum();
     };
@@ -154,7 +156,7 @@ TEST_P(KeptAside, PB10_TensorAsTheLossTrainsWhatMadeIt) {
 INSTANTIATE_TEST_SUITE_P(Ranks, KeptAside,
                          ::testing::Combine(::testing::Values(2, 1), ::testing::Values(KeptWhere::Member, KeptWhere::Struct)));
 
-// -- PB-11: backward twice, and through a gradient -----------------------------------------------------------------------------
+// -- PB-11: backward twice, and through a gradient -------------------------------------------------------------------
 
 class BackwardAgain : public ::testing::TestWithParam<std::tuple<int, bool>> {
  protected:

@@ -7,7 +7,7 @@
 namespace fsdpp::test {
 namespace {
 
-// -- PB-12: accumulation -------------------------------------------------------------------------------------------------------
+// -- PB-12: accumulation ---------------------------------------------------------------------------------------------
 
 /// Where synchronisation is switched off for the first three of four microbatches.
 enum class Sync { Always, OffBeforeForward, OffBetweenForwardAndBackward, OffThenAnEmptyMicrobatch };
@@ -33,36 +33,34 @@ TEST_P(Accumulation, PB12_GivesTheWholeGradientWithOneReductionPerSyncedBackward
   const int reductions = sync == Sync::Always ? 4 : 1;
   const double gradient = ranks == 2 ? 3.75 : 2.5;
   std::atomic<int> on_wire{0};
-  comm::LocalWorldOptions options;
-  options.on_operation = [&](const comm::OperationEvent& event) {
-    if (event.op == "reduce_scatter") ++on_wire;
-    return comm::Fault::None;
-  };
-  each_rank(ranks, [&](std::shared_ptr<World> world) {
-    Sum model(at::ones({4}));
-    auto unit = fully_shard(model, Mesh::shard(world));
-    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
-    for (int step = 1; step <= 2; ++step) {  // the second shows that accumulation starts from zero again
-      unit.reset_stats();
-      run_microbatches(model, unit, sync, world->rank());
-      EXPECT_TRUE(nothing_unsharded(*model));
-      EXPECT_TRUE(all_equal(full_grad(model->w), gradient)) << "step " << step;
-      EXPECT_EQ(unit.stats().reduces, reductions);
-      sgd.step();
-      EXPECT_TRUE(all_near(full_tensor(model->w), 1 - 0.1 * gradient * step));
-      EXPECT_TRUE(ranks != 2 || step != 1 || all_equal(full_tensor(model->w), 0.625));
-      sgd.zero_grad();
-    }
-  }, options);
+  each_rank(
+      ranks,
+      [&](std::shared_ptr<World> world) {
+        Sum model(at::ones({4}));
+        auto unit = fully_shard(model, Mesh::shard(world));
+        torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
+        for (int step = 1; step <= 2; ++step) {  // the second shows that accumulation starts from zero again
+          unit.reset_stats();
+          run_microbatches(model, unit, sync, world->rank());
+          EXPECT_TRUE(nothing_unsharded(*model));
+          EXPECT_TRUE(all_equal(full_grad(model->w), gradient)) << "step " << step;
+          EXPECT_EQ(unit.stats().reduces, reductions);
+          sgd.step();
+          EXPECT_TRUE(all_near(full_tensor(model->w), 1 - 0.1 * gradient * step));
+          EXPECT_TRUE(ranks != 2 || step != 1 || all_equal(full_tensor(model->w), 0.625));
+          sgd.zero_grad();
+        }
+      },
+      count_operations("reduce_scatter", on_wire));
   EXPECT_EQ(on_wire, ranks == 1 ? 0 : 2 * ranks * reductions);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Accumulation,
-                         ::testing::Combine(::testing::Values(2, 1),
-                                            ::testing::Values(Sync::Always, Sync::OffBeforeForward, Sync::OffBetweenForwardAndBackward,
-                                                              Sync::OffThenAnEmptyMicrobatch)));
+                         ::testing::Combine(::testing::Values(2, 1), ::testing::Values(Sync::Always, Sync::OffBeforeForward,
+                                                                                       Sync::OffBetweenForwardAndBackward,
+                                                                                       Sync::OffThenAnEmptyMicrobatch)));
 
-// -- PB-13: sparse gradients and a padding row ---------------------------------------------------------------------------------
+// -- PB-13: sparse gradients and a padding row -----------------------------------------------------------------------
 
 class PaddedEmbedding : public ::testing::TestWithParam<std::tuple<int, bool, Wire>> {};
 
@@ -91,7 +89,8 @@ TEST_P(PaddedEmbedding, PB13_MovesOnlyTheRowThatWasUsed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PaddedEmbedding,
-                         ::testing::Combine(::testing::Values(2, 1), ::testing::Bool(), ::testing::Values(Wire::InProcess, Wire::Sockets)));
+                         ::testing::Combine(::testing::Values(2, 1), ::testing::Bool(),
+                                            ::testing::Values(Wire::InProcess, Wire::Sockets)));
 
 }  // namespace
 }  // namespace fsdpp::test

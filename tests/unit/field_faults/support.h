@@ -1,6 +1,6 @@
 #pragma once
-/// What the cases of known field faults share: ranks under a watchdog, exact comparisons, and the check that nothing of a unit is
-/// left unsharded after a backward.
+/// What the cases of known field faults share: ranks under a watchdog, exact comparisons, and the check that nothing of a unit
+/// is left unsharded after a backward.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
@@ -52,7 +52,8 @@ class Watchdog {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, limit, [this] { return done_; })) return;
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    std::fprintf(stderr, "watchdog: %s did not end within %lld s\n", test ? test->name() : "a case", static_cast<long long>(limit.count()));
+    std::fprintf(stderr, "watchdog: %s did not end within %lld s\n", test ? test->name() : "a case",
+                 static_cast<long long>(limit.count()));
     std::_Exit(1);
   }
   std::mutex mutex_;
@@ -68,8 +69,18 @@ inline void each_rank(int ranks, const RankBody& body, comm::LocalWorldOptions o
   comm::run_local_world(ranks, body, options);
 }
 
-/// Runs `body` as each_rank does (or as `run(ranks, body)` does) and returns what each rank ended with: the message of its exception,
-/// or "" if it had none. A rank that fails is no news to the others but through their communicators.
+/// Options for each_rank() with which `count` counts the operations `op` of all ranks on the wire.
+inline comm::LocalWorldOptions count_operations(std::string op, std::atomic<int>& count) {
+  comm::LocalWorldOptions options;
+  options.on_operation = [op = std::move(op), &count](const comm::OperationEvent& event) {
+    if (event.op == op) ++count;
+    return comm::Fault::None;
+  };
+  return options;
+}
+
+/// Runs `body` as each_rank does (or as `run(ranks, body)` does) and returns what each rank ended with: the message of its
+/// exception, or "" if it had none. A rank that fails is no news to the others but through their communicators.
 template <class Run>
 std::vector<std::string> verdicts(int ranks, const RankBody& body, Run run) {
   std::vector<std::string> messages(static_cast<size_t>(ranks));
@@ -90,7 +101,9 @@ inline std::vector<std::string> verdicts(int ranks, const RankBody& body) {
 inline double mean_weight(int ranks) { return (ranks + 1) / 2.0; }
 
 /// The global gradient of a sharded parameter. Collective.
-inline at::Tensor full_grad(const at::Tensor& parameter) { return shard::full_tensor(sharding_of(parameter), parameter.grad()); }
+inline at::Tensor full_grad(const at::Tensor& parameter) {
+  return shard::full_tensor(sharding_of(parameter), parameter.grad());
+}
 
 /// Every element equals `value`, bit for bit.
 inline ::testing::AssertionResult all_equal(const at::Tensor& t, double value) {
@@ -122,7 +135,8 @@ inline ::testing::AssertionResult nothing_unsharded(const torch::nn::Module& mod
   for (const auto* m : all) {
     auto unit = engine::find_unit(m);
     if (!unit) continue;
-    if (unit->state() != engine::UnitState::Sharded) return ::testing::AssertionFailure() << "unit '" << unit->name() << "' is not sharded";
+    if (unit->state() != engine::UnitState::Sharded)
+      return ::testing::AssertionFailure() << "unit '" << unit->name() << "' is not sharded";
     for (const auto& b : unit->buffers()) {
       const auto* storage = static_cast<const c10::StorageImpl*>(b->gathered_storage());
       if (!b->aliased() && storage->data() != nullptr)
@@ -155,7 +169,8 @@ class TempFolder {
  public:
   TempFolder() {
     static std::atomic<int> count{0};
-    path_ = std::filesystem::temp_directory_path() / ("fsdpp_fault_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
+    path_ =
+        std::filesystem::temp_directory_path() / ("fsdpp_fault_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
     std::filesystem::create_directories(path_);
   }
   ~TempFolder() {
