@@ -9,5 +9,6 @@
 #include "fsdpp/checkpoint/full_state.h"
 #include "fsdpp/comm/mesh.h"
 #include "fsdpp/comm/world.h"
+#include "fsdpp/ops/linear.h"
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip_grad_norm.h"

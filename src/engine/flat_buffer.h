@@ -11,6 +11,7 @@
 
 #include "engine/slot_pool.h"
 #include "fsdpp/comm/communicator.h"
+#include "fsdpp/engine/gradient_target.h"
 #include "fsdpp/shard/plan.h"
 #include "kernels/kernels.h"
 
@@ -107,6 +108,13 @@ class FlatBuffer {
   [[nodiscard]] bool trains() const noexcept;
   [[nodiscard]] bool has_accumulated() const noexcept { return grad_slot_ != nullptr || partial_.defined(); }
   [[nodiscard]] bool has_gradient_buffer() const noexcept { return grad_slot_ != nullptr; }
+  /// Whether this buffer can hand out targets now; `in_place`: into the sharded gradients.
+  [[nodiscard]] bool takes_targets(bool in_place) const noexcept;
+  /// The place of one parameter's gradient in the gradient buffer, or in the sharded gradients; counted as given. `stream` is the one
+  /// that writes it.
+  [[nodiscard]] GradientTarget target(size_t param, bool in_place, SlotPool& pool, cuda::StreamView stream);
+  /// Unsharded gradients, or targets between which padding and missing gradients are not zero yet.
+  [[nodiscard]] bool needs_packing() const noexcept { return has_unsharded_grads() || unpacked_; }
   /// Adds the unsharded gradients to the gradient buffer (reduce dtype, padding zero) on `stream`, and drops them.
   void accumulate(SlotPool& pool, cuda::StreamView stream);
   /// A reduction of the gradient buffer was issued and not yet finished: the buffer must not be touched.
@@ -154,7 +162,10 @@ class FlatBuffer {
   void make_views_of(ParamState& param);
   void make_views(const std::vector<at::Tensor>& handles);
   void store_reduced_slice(SlotPool& staging_pool, cuda::StreamView stream, double scale, bool accumulate);
-  void pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, bool accumulate, cuda::StreamView stream);
+  void begin_gradients(bool valid);
+  void begin_in_place(cuda::StreamView stream);
+  void pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, cuda::StreamView stream);
+  [[nodiscard]] std::vector<kernels::PackPiece> collect_pieces(bool valid, std::vector<at::Tensor>& keep);
   bool prepare_sharded_gradients(cuda::StreamView stream);
   [[nodiscard]] at::Tensor sharded_gradient_buffer() const;
   void publish_sharded_gradients();
@@ -167,6 +178,10 @@ class FlatBuffer {
   std::vector<ParamState> params_;
   std::vector<kernels::PackPiece> gaps_;  ///< the padding of the flat buffer
   std::vector<bool> with_grad_;           ///< parameters whose gradient is in the gradient buffer
+  std::vector<bool> valid_;               ///< parameters whose place there holds a value: to be added to
+  bool gaps_valid_ = false;
+  bool unpacked_ = false;                 ///< targets were handed out since the last pack
+  bool in_place_ = false;                 ///< gradients of the running backward go into sharded_grad_
   bool aliased_ = false, reducing_ = false;
   at::Tensor shard_;                                  ///< 1-D [slice], original dtype; host memory if offloaded
   c10::intrusive_ptr<c10::StorageImpl> gathered_;     ///< [world · slice], gathered dtype

@@ -45,34 +45,73 @@ bool FlatBuffer::trains() const noexcept {
   });
 }
 
-void FlatBuffer::pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, bool accumulate, cuda::StreamView stream) {
-  std::vector<at::Tensor> keep;
-  std::vector<kernels::PackPiece> pieces(accumulate ? std::vector<kernels::PackPiece>{} : gaps_);
+// New memory for gradients; `valid`: it holds something to add to.
+void FlatBuffer::begin_gradients(bool valid) {
+  valid_.assign(params_.size(), valid);
+  gaps_valid_ = valid;
+}
+
+// Places that hold a value already, to be added to, or those that don't: gradients, and zeros for what is missing.
+std::vector<kernels::PackPiece> FlatBuffer::collect_pieces(bool valid, std::vector<at::Tensor>& keep) {
+  std::vector<kernels::PackPiece> pieces;
+  if (!valid && !gaps_valid_) pieces = gaps_;
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& grad = params_[i].unsharded_grad;
     auto& placement = plan_.params[i];
-    if (placement.numel == 0) {
-      with_grad_[i] = with_grad_[i] || grad.defined();
-      continue;
-    }
+    if (grad.defined()) with_grad_[i] = true;
+    if (placement.numel == 0 || valid_[i] != valid || (valid && !grad.defined())) continue;
+    const void* source = nullptr;
     if (grad.defined()) {
       auto dense = grad.layout() == c10::kStrided ? grad : grad.to_dense();
       keep.push_back(dense.to(config_.gathered_dtype).contiguous());
-      pieces.push_back({keep.back().const_data_ptr(), placement.offset, placement.numel});
-      with_grad_[i] = true;
-    } else if (!accumulate) {
-      pieces.push_back({nullptr, placement.offset, placement.numel});
+      source = keep.back().const_data_ptr();
     }
+    pieces.push_back({source, placement.offset, placement.numel});
   }
-  run_pack({.dst = dst, .dst_dtype = kernel_dtype(dst_dtype), .src_dtype = kernel_dtype(config_.gathered_dtype),
-            .pieces = pieces.data(), .count = static_cast<int>(pieces.size()), .scale = scale, .accumulate = accumulate}, stream);
+  return pieces;
+}
+
+void FlatBuffer::pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, cuda::StreamView stream) {
+  for (bool valid : {true, false}) {
+    std::vector<at::Tensor> keep;
+    auto pieces = collect_pieces(valid, keep);
+    if (pieces.empty()) continue;
+    run_pack({.dst = dst, .dst_dtype = kernel_dtype(dst_dtype), .src_dtype = kernel_dtype(config_.gathered_dtype),
+              .pieces = pieces.data(), .count = static_cast<int>(pieces.size()), .scale = scale, .accumulate = valid}, stream);
+  }
   for (auto& p : params_) p.unsharded_grad = at::Tensor();
+  begin_gradients(/*valid=*/true);
+  unpacked_ = false;
 }
 
 void FlatBuffer::accumulate(SlotPool& pool, cuda::StreamView stream) {
-  bool first = grad_slot_ == nullptr;
-  if (first) grad_slot_ = pool.acquire(gradient_bytes(), stream);
-  pack_gradients(grad_slot_->data(), config_.reduce_dtype, pre_scale_, !first, stream);
+  if (!grad_slot_) {
+    grad_slot_ = pool.acquire(gradient_bytes(), stream);
+    begin_gradients(/*valid=*/false);
+  }
+  pack_gradients(grad_slot_->data(), config_.reduce_dtype, pre_scale_, stream);
+}
+
+bool FlatBuffer::takes_targets(bool in_place) const noexcept {
+  if (plan_.slice_numel == 0 || !c10::isFloatingType(config_.dtype)) return false;
+  return pre_scale_ == 1.0 && (!in_place || post_scale_ == 1.0);
+}
+
+GradientTarget FlatBuffer::target(size_t param, bool in_place, SlotPool& pool, cuda::StreamView stream) {
+  if (in_place) {
+    begin_in_place(stream);
+  } else if (!grad_slot_) {
+    grad_slot_ = pool.acquire(gradient_bytes(), stream);
+    begin_gradients(/*valid=*/false);
+  }
+  auto dtype = in_place ? config_.dtype : config_.reduce_dtype;
+  void* base = in_place ? sharded_grad_.mutable_data_ptr() : grad_slot_->data();
+  void* place = at_element(base, plan_.params[param].offset, dtype);
+  unpacked_ = true;
+  with_grad_[param] = true;
+  bool accumulate = valid_[param];
+  valid_[param] = true;
+  return {at::from_blob(place, params_[param].sizes, at::TensorOptions(config_.device).dtype(dtype)), accumulate};
 }
 
 comm::Ticket FlatBuffer::reduce_scatter(comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
@@ -205,15 +244,23 @@ void FlatBuffer::use_zeros_for_missing() noexcept {
     if (auto h = params_[i].handle(); h.defined() && h.requires_grad()) with_grad_[i] = true;
 }
 
+void FlatBuffer::begin_in_place(cuda::StreamView stream) {
+  if (std::exchange(in_place_, true)) return;
+  begin_gradients(/*valid=*/prepare_sharded_gradients(stream));
+}
+
 void FlatBuffer::reduce_locally(cuda::StreamView stream) {
-  bool accumulate = prepare_sharded_gradients(stream);
-  pack_gradients(sharded_grad_.mutable_data_ptr(), config_.dtype, pre_scale_ * post_scale_, accumulate, stream);
+  begin_in_place(stream);
+  pack_gradients(sharded_grad_.mutable_data_ptr(), config_.dtype, pre_scale_ * post_scale_, stream);
+  in_place_ = false;
   publish_sharded_gradients();
 }
 
 void FlatBuffer::drop_gradients(SlotPool& pool, cuda::StreamView stream) {
   for (auto& p : params_) p.unsharded_grad = at::Tensor();
   with_grad_.assign(params_.size(), false);
+  in_place_ = unpacked_ = false;
+  sharded_grad_ = at::Tensor();
   pool.release(std::exchange(grad_slot_, nullptr), stream);
   partial_ = at::Tensor();
   reducing_ = false;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "engine/comm_context.h"
 #include "engine/flat_buffer.h"
 #include "fsdpp/comm/mesh.h"
+#include "fsdpp/engine/gradient_target.h"
 #include "fsdpp/engine/policy.h"
 #include "fsdpp/engine/unit_stats.h"
 #include "fsdpp/shard/sharded_param.h"
@@ -91,6 +93,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void forget_backward() noexcept;
   void pre_backward();
   void before_accumulate(FlatBuffer& buffer, size_t param);
+  /// In place of both where the gradient is undefined: it was written to its target, or there is none.
+  void no_gradient();
+  /// See fsdpp::gradient_target.
+  [[nodiscard]] std::optional<GradientTarget> gradient_target(const at::Tensor& handle);
   void after_accumulate(FlatBuffer& buffer, size_t param);
   /// Called once at the end of each backward that touched the unit.
   void finish_backward();
@@ -172,6 +178,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reduce();
   void accumulate();
   void settle_reductions();
+  void count_gradient();
+  [[nodiscard]] std::optional<GradientTarget> gradient_target(FlatBuffer& buffer, size_t param);
+  [[nodiscard]] bool reduces_in_place(const FlatBuffer& buffer) const;
   [[nodiscard]] bool wants_reduction(const FlatBuffer& buffer, bool others_reduce) const;
   void run_param_hooks(cuda::StreamView stream);
   void check_hooks() const;
@@ -197,6 +206,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool unshards_in_backward_ = true, reduces_unused_ = false;
   FlatBuffer::ReducedHook reduced_hook_;
   bool has_param_hooks_ = false, hooks_run_ = false;
+  bool targets_given_ = false;  ///< gradients were written to their targets and not yet reduced
   UnitList forward_prefetch_, backward_prefetch_;
   int backward_task_ = -1;       ///< autograd's graph task that is in this unit's backward
   int64_t expected_grads_ = 0, seen_grads_ = 0;

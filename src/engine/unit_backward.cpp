@@ -57,6 +57,15 @@ void Unit::after_accumulate(FlatBuffer& buffer, size_t param) {
   if (state_ != UnitState::Shown) point_handle(handle, p.shard_view);
   auto grad = std::exchange(handle.mutable_grad(), at::Tensor());
   p.unsharded_grad = p.unsharded_grad.defined() ? p.unsharded_grad.add(grad) : grad;
+  count_gradient();
+}
+
+void Unit::no_gradient() {
+  if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
+  count_gradient();
+}
+
+void Unit::count_gradient() {
   if (++seen_grads_ == expected_grads_) post_backward();
 }
 
@@ -69,6 +78,7 @@ bool Unit::has_frozen_params() const {
 
 void Unit::post_backward() {
   trace::Scope scope(trace::Kind::PostBackward, name_);
+  targets_given_ = false;
   if (!reshard_after_backward_)
     hide();
   else if (has_frozen_params())
@@ -91,7 +101,7 @@ void Unit::settle_reductions() {
 void Unit::accumulate() {
   settle_reductions();
   for (auto& b : buffers_) {
-    if (!b->has_unsharded_grads()) continue;
+    if (!b->needs_packing()) continue;
     if (b->plan().slice_numel == 0)
       b->reduce_locally(context_->compute_stream());  // gradients without elements: nothing to add up
     else
@@ -108,8 +118,13 @@ bool Unit::owes_reduction() const {
 
 // A buffer is reduced along when another one of the unit is, with zeros: on another rank its gradients may be there.
 bool Unit::wants_reduction(const FlatBuffer& buffer, bool others_reduce) const {
-  if (buffer.has_unsharded_grads() || buffer.has_accumulated()) return true;
+  if (buffer.needs_packing() || buffer.has_accumulated()) return true;
   return buffer.trains() && (reduces_unused_ || (others_reduce && context_->reduces_on_wire()));
+}
+
+// One rank, nothing to do on the way: gradients go straight into the sharded ones.
+bool Unit::reduces_in_place(const FlatBuffer& buffer) const {
+  return !context_->reduces_on_wire() && !buffer.has_accumulated() && !reduced_hook_ && !writes_host_memory();
 }
 
 void Unit::reduce() {
@@ -121,13 +136,12 @@ void Unit::reduce() {
   for (auto& b : buffers_) {
     if (!wants_reduction(*b, any)) continue;
     if (reduces_unused_) b->use_zeros_for_missing();
-    bool direct = !context_->reduces_on_wire() && !b->has_accumulated() && !reduced_hook_ && !writes_host_memory();
-    if (direct || b->plan().slice_numel == 0) {
+    if (reduces_in_place(*b) || b->plan().slice_numel == 0) {
       b->reduce_locally(compute);
       continue;
     }
     if (reducing.empty()) context_->make_room_for_reduce();
-    if (b->has_unsharded_grads() || !b->has_gradient_buffer()) b->accumulate(context_->gradient_pool(), compute);
+    if (b->needs_packing() || !b->has_gradient_buffer()) b->accumulate(context_->gradient_pool(), compute);
     reducing.push_back(b.get());
   }
   if (any) ++stats_.reduces;
@@ -211,6 +225,7 @@ void Unit::note_lost_hook(const std::string& param) noexcept {
 void Unit::finish_backward() {
   bool pending = owes_reduction() && !reduces_unused_ && seen_grads_ == 0;
   for (auto& b : buffers_) pending = pending || b->has_unsharded_grads();
+  pending = pending || targets_given_;
   if (pending) post_backward();
   end_backward();
 }
@@ -256,6 +271,7 @@ void Unit::restore_grads() {
 }
 
 void Unit::abandon_backward() {
+  targets_given_ = false;
   for (auto& b : buffers_) b->drop_gradients(context_->gradient_pool(), context_->compute_stream());
   reshard();
   restore_grads();
