@@ -8,6 +8,8 @@
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+
 #include "base/enforce.h"
 #include "fsdpp/engine/gradient_target.h"
 
@@ -57,7 +59,9 @@ struct Destination {
 
 // Products with the parts of the weight's rows. One part: a plain linear.
 struct SplitLinear : torch::autograd::Function<SplitLinear> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t parts) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias_or_none,
+                               int64_t parts) {
+    auto bias = bias_or_none.value_or(at::Tensor());
     context->save_for_backward({x, weight, bias});
     context->saved_data["parts"] = parts;
     variable_list results;
@@ -126,14 +130,16 @@ struct SplitLinear : torch::autograd::Function<SplitLinear> {
   }
 };
 
+std::optional<at::Tensor> optional(const at::Tensor& t) { return t.defined() ? std::make_optional(t) : std::nullopt; }
+
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) { return SplitLinear::apply(x, weight, bias, 1)[0]; }
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) { return SplitLinear::apply(x, weight, optional(bias), 1)[0]; }
 
 std::vector<at::Tensor> split_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t parts) {
   FSDPP_ENFORCE(parts >= 1 && weight.size(0) % parts == 0, UsageError,
                 "split_linear: expected a number of parts that divides the {} rows of the weight, got {}", weight.size(0), parts);
-  return SplitLinear::apply(x, weight, bias, parts);
+  return SplitLinear::apply(x, weight, optional(bias), parts);
 }
 
 }  // namespace fsdpp::ops
