@@ -14,10 +14,7 @@ using torch::autograd::variable_list;
 struct BeforeAccumulate : torch::autograd::FunctionPreHook {
   BeforeAccumulate(std::shared_ptr<Unit> u, FlatBuffer& b, size_t i) : unit(std::move(u)), buffer(&b), index(i) {}
   variable_list operator()(const variable_list& grads) override {
-    if (grads[0].defined())
-      unit->before_accumulate(*buffer, index);
-    else
-      unit->no_gradient();  // nothing will be accumulated
+    unit->before_accumulate(*buffer, index);
     return grads;
   }
   std::shared_ptr<Unit> unit;

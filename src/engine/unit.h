@@ -93,8 +93,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void forget_backward() noexcept;
   void pre_backward();
   void before_accumulate(FlatBuffer& buffer, size_t param);
-  /// In place of both where the gradient is undefined: it was written to its target, or there is none.
-  void no_gradient();
   /// See fsdpp::gradient_target.
   [[nodiscard]] std::optional<GradientTarget> gradient_target(const at::Tensor& handle);
   void after_accumulate(FlatBuffer& buffer, size_t param);
@@ -178,7 +176,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reduce();
   void accumulate();
   void settle_reductions();
-  void count_gradient();
   [[nodiscard]] std::optional<GradientTarget> gradient_target(FlatBuffer& buffer, size_t param);
   [[nodiscard]] bool reduces_in_place(const FlatBuffer& buffer) const;
   [[nodiscard]] bool wants_reduction(const FlatBuffer& buffer, bool others_reduce) const;

@@ -55,17 +55,8 @@ void Unit::after_accumulate(FlatBuffer& buffer, size_t param) {
   auto& p = buffer.params()[param];
   auto handle = p.handle();
   if (state_ != UnitState::Shown) point_handle(handle, p.shard_view);
-  auto grad = std::exchange(handle.mutable_grad(), at::Tensor());
-  p.unsharded_grad = p.unsharded_grad.defined() ? p.unsharded_grad.add(grad) : grad;
-  count_gradient();
-}
-
-void Unit::no_gradient() {
-  if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
-  count_gradient();
-}
-
-void Unit::count_gradient() {
+  auto grad = std::exchange(handle.mutable_grad(), at::Tensor());  // undefined if it was written to its target, or there is none
+  if (grad.defined()) p.unsharded_grad = p.unsharded_grad.defined() ? p.unsharded_grad.add(grad) : grad;
   if (++seen_grads_ == expected_grads_) post_backward();
 }
 

@@ -16,6 +16,7 @@ using comm::run_local_world;
 using comm::World;
 
 constexpr int64_t kIn = 6, kOut = 9;
+constexpr int kMicro = 3;
 
 // A projection in three parts, then one that is used twice, then a parameter that is not a target.
 struct NetImpl : torch::nn::Module {
@@ -46,8 +47,8 @@ std::vector<at::Tensor> gradients(std::shared_ptr<World> world, bool direct, int
   Net net(direct);
   auto unit = fully_shard(net, Mesh::shard(world), {.mp_policy = policy});
   unit.set_reduce_scatter_max_input_buffers(buffers);
-  for (int micro = 0; micro < 3; ++micro) {
-    unit.set_requires_gradient_sync(sync_each || micro == 2);
+  for (int micro = 0; micro < kMicro; ++micro) {
+    unit.set_requires_gradient_sync(sync_each || micro == kMicro - 1);
     net(input(10 * micro + world->rank())).backward();
   }
   std::vector<at::Tensor> result;
