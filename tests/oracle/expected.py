@@ -158,9 +158,10 @@ class Expected:
 
 def fsdp2_does_more(case):
     """Whether FSDP2 may gather and reduce more often than fsdpp: a module that runs twice is gathered and reduced for each of its
-    backwards; what no backward needs (frozen, unused) is gathered ahead all the same."""
+    backwards; what no backward needs (frozen, unused) is gathered ahead all the same, and so is what last micro-batch's order names
+    where a backward is said not to be the last."""
     layout = Layout(case)
     twice = any(called_twice(layout, path) for path in layout.unit_at)
     frozen = any(not trainable for _, trainable, _ in layout.parameters.values())
     unused = any(n["kind"] in ("unused", "gate") for n in layout.nodes.values())
-    return twice or frozen or unused
+    return twice or frozen or unused or (case["is_last"] and case["micro"] > 1)

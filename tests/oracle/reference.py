@@ -38,15 +38,16 @@ def dtype_of(name):
     return None if name is None else getattr(torch, name)
 
 
-def loss_of(case, model, step, micro, rank):
+def loss_of(case, model, step, micro, rank, dtype=None):
     seed, stream = case["numbers"], 10000 + 2 * ((step * 16 + micro) * 16 + rank)
-    dtype = dtype_of(case["dtype"])
+    own = dtype_of(case["dtype"])
+    dtype = dtype or own
     if case["vocab"]:
         ids = random_ids((case["batch"], case["length"]), seed, stream, case["vocab"])
         target = random_ids((case["batch"] * case["length"],), seed, stream + 1, case["vocab"])
         return F.cross_entropy(model(ids).reshape(-1, case["vocab"]).to(dtype), target)
-    x = random_tensor((case["batch"], case["dim"]), seed, stream).to(dtype)
-    target = random_tensor((case["batch"], case["out"]), seed, stream + 1).to(dtype)
+    x = random_tensor((case["batch"], case["dim"]), seed, stream).to(own).to(dtype)
+    target = random_tensor((case["batch"], case["out"]), seed, stream + 1).to(own).to(dtype)
     return F.mse_loss(model(x).to(dtype), target)
 
 
@@ -60,6 +61,7 @@ def make_optimizer(case, parameters):
 def clip(case, parameters):
     """The norm of the gradients, which are clipped if the case says so."""
     c = case["clip"]
+    parameters = [p for p in parameters if p.numel()]  # the maximum norm of nothing is an error in PyTorch
     if c is None:
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     else:
@@ -70,11 +72,11 @@ def clip(case, parameters):
 # -- plain ---------------------------------------------------------------------------------------------------------------
 
 
-def run_plain(case):
-    """All ranks' batches in one process. Models of the ranks differ where a gate asks for the rank, so there is one for each, on
-    the same parameters."""
+def run_plain(case, dtype=None):
+    """In `dtype` (the case's, if None), all ranks' batches in one process. Models of the ranks differ where a gate asks for the rank, so there
+    is one for each, on the same parameters."""
     ranks = range(case["ranks"])
-    models = [make_model(case, r)[0] for r in ranks]
+    models = [make_model(case, r)[0].to(dtype) for r in ranks]
     for other in models[1:]:
         share_parameters(models[0], other)
     parameters = dict(models[0].named_parameters())
@@ -84,7 +86,7 @@ def run_plain(case):
         optimizer.zero_grad(set_to_none=case["set_to_none"])
         for micro in range(case["micro"]):
             for r in ranks:
-                loss = loss_of(case, models[r], step, micro, r)
+                loss = loss_of(case, models[r], step, micro, r, dtype)
                 (loss / case["micro"] / case["ranks"]).backward()
                 losses[r].append(loss.item())
         if case["reduce_unused"]:
@@ -94,7 +96,7 @@ def run_plain(case):
         norms.append(clip(case, parameters.values()))
         optimizer.step()
     with torch.no_grad():
-        final = [loss_of(case, models[r], case["steps"], 0, r).item() for r in ranks]
+        final = [loss_of(case, models[r], case["steps"], 0, r, dtype).item() for r in ranks]
     return {"losses": losses, "final_losses": final, "norms": norms, "weights": {n: p.detach().double() for n, p in parameters.items()}}
 
 
