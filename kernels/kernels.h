@@ -52,9 +52,8 @@ void pack_cpu(const PackArgs& args);
 /// Decoupled weight decay Adam (Loshchilov & Hutter, arXiv 1711.05101) as PyTorch's AdamW computes it, one pass:
 ///   p -= lr·wd·p;  m = β1·m + (1−β1)·g;  v = β2·v + (1−β2)·g²;  p -= lr/bc1 · m / (sqrt(v)/sqrt(bc2) + eps),  bc_k = 1
 ///   − β_k^step.
-/// g = grad · grad_scale, and · *grad_scale_device when that is not null (one float on the device).
-/// Moments are fp32 (fp64 if param_dtype is F64). `param_copy`, when given, receives the new parameter cast to
-/// copy_dtype.
+/// g = grad · grad_scale (negative: maximises). Moments are fp32 (fp64 if param_dtype is F64). With `max_exp_avg_sq`
+/// (AMSGrad) that becomes max(max_exp_avg_sq, v) and takes v's place in the last line.
 struct AdamWArgs {
   void* param = nullptr;
   DType param_dtype = DType::F32;
@@ -62,16 +61,33 @@ struct AdamWArgs {
   DType grad_dtype = DType::F32;
   void* exp_avg = nullptr;
   void* exp_avg_sq = nullptr;
-  void* param_copy = nullptr;
-  DType copy_dtype = DType::BF16;
+  void* max_exp_avg_sq = nullptr;
   int64_t numel = 0;
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   int64_t step = 1;  ///< counted from 1
   double grad_scale = 1.0;
-  const float* grad_scale_device = nullptr;
 };
 int adamw(const AdamWArgs& args, CUstream_st* stream);
 void adamw_cpu(const AdamWArgs& args);
+
+/// Stochastic gradient descent as PyTorch's SGD computes it, one pass:
+///   g = grad · grad_scale + wd·p;  b = first ? g : momentum·b + (1−dampening)·g;
+///   p -= lr · (nesterov ? g + momentum·b : b).
+/// Without `momentum_buffer` (fp32; fp64 if param_dtype is F64): p -= lr · g. Negative grad_scale: maximises.
+struct SGDArgs {
+  void* param = nullptr;
+  DType param_dtype = DType::F32;
+  const void* grad = nullptr;
+  DType grad_dtype = DType::F32;
+  void* momentum_buffer = nullptr;
+  int64_t numel = 0;
+  double lr = 1e-3, momentum = 0.0, dampening = 0.0, weight_decay = 0.0;
+  bool nesterov = false;
+  bool first = false;  ///< the buffer holds nothing yet; it is not read
+  double grad_scale = 1.0;
+};
+int sgd(const SGDArgs& args, CUstream_st* stream);
+void sgd_cpu(const SGDArgs& args);
 
 /// Norm accumulation over a flat range. `result` is one double (device memory on CUDA): for p = ∞ it becomes
 /// max(result, max|x|), else result += Σ|x|^p. A NaN or infinity in x reaches the result. `scratch` holds

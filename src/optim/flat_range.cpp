@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "base/enforce.h"
-
 namespace fsdpp::optim {
 namespace {
 
@@ -52,24 +50,11 @@ std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t ma
   return runs;
 }
 
-bool has_kernel_dtype(c10::ScalarType type) noexcept {
-  return type == c10::ScalarType::Float || type == c10::ScalarType::Double || type == c10::ScalarType::Half ||
-         type == c10::ScalarType::BFloat16;
-}
-
-kernels::DType kernel_dtype(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Float:
-      return kernels::DType::F32;
-    case c10::ScalarType::Double:
-      return kernels::DType::F64;
-    case c10::ScalarType::Half:
-      return kernels::DType::F16;
-    case c10::ScalarType::BFloat16:
-      return kernels::DType::BF16;
-    default:
-      fail<UsageError>("expected a dtype of float32, float64, float16, bfloat16; got {}", c10::toString(type));
-  }
+FlatRange part_of(const FlatRange& range, int64_t begin, int64_t numel) {
+  FlatRange part = range;
+  part.numel = numel;
+  for (FlatRange::Array& array : part.arrays) array.data += begin * array.width;
+  return part;
 }
 
 }  // namespace fsdpp::optim

@@ -5,18 +5,16 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/kernels.h"
-
 namespace fsdpp::optim {
 
-/// `numel` elements of up to four arrays that are worked on together (parameter, gradient, first and second moment).
+/// `numel` elements of up to five arrays that are worked on together (parameter, gradient, optimizer state).
 struct FlatRange {
   struct Array {
     char* data = nullptr;
     int64_t width = 0;              ///< bytes of an element; 0: not used
     const void* storage = nullptr;  ///< the storage that data points into
   };
-  std::array<Array, 4> arrays;
+  std::array<Array, 5> arrays;
   int64_t numel = 0;
   size_t order = 0;               ///< place in the list that was joined
   std::array<int64_t, 4> kind{};  ///< ranges of different kinds (dtypes, step, …) never join
@@ -31,8 +29,7 @@ struct FlatRange {
 /// not of addresses, so that sums over it are the same bits in every run.
 [[nodiscard]] std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t max_gap_bytes);
 
-/// Whether the kernels know the dtype; and its name there.
-[[nodiscard]] bool has_kernel_dtype(c10::ScalarType type) noexcept;
-[[nodiscard]] kernels::DType kernel_dtype(c10::ScalarType type);
+/// Elements [begin, begin + numel) of a range.
+[[nodiscard]] FlatRange part_of(const FlatRange& range, int64_t begin, int64_t numel);
 
 }  // namespace fsdpp::optim

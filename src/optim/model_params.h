@@ -17,16 +17,16 @@ struct PlainParam {
   at::Tensor handle;
 };
 
-/// All parameters of a model, each once: those that a unit shards, and the others.
+/// Parameters, each once: those that a unit shards, and the others.
 struct ModelParams {
   std::vector<shard::ShardedParam> sharded;
   std::vector<PlainParam> plain;
 };
 [[nodiscard]] ModelParams collect_params(const torch::nn::Module& model);
+[[nodiscard]] ModelParams collect_params(const std::vector<at::Tensor>& parameters);
 
-/// The gradient of a parameter, undefined if there is none. Throws UsageError when it is sparse, on another device than
-/// the parameter, of a dtype without a kernel, or not shaped like `sizes`. `who` is the calling function, for the
-/// message.
+/// The gradient of a parameter, on any device, undefined if there is none. Throws UsageError when it is sparse, of a
+/// dtype without a kernel, or not shaped like `sizes`. `who` is the calling function, for the message.
 [[nodiscard]] at::Tensor checked_grad(const char* who, const std::string& name, const at::Tensor& handle,
                                       at::IntArrayRef sizes);
 

@@ -3,10 +3,10 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "fsdpp/base/export.h"
+#include "fsdpp/optim/optimizer.h"
 
 namespace fsdpp::optim {
 
@@ -17,42 +17,35 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;
+  /// Divides by the largest second moment so far; one more state tensor.
+  bool amsgrad = false;
+  /// Climbs instead of descending.
+  bool maximize = false;
+  /// Keeps the state in host memory, page-locked where there is a GPU. A step takes it to the parameter's device and
+  /// back in pieces, beside the update, through two pieces of 16 MiB (fp32) for each state tensor of a parameter.
+  bool offload_state = false;
 };
 
-/// AdamW over the local shards, one fused pass over each unit's flat shard buffer (adjacent parameters that have
-/// gradients are updated in one launch). Also takes parameters that are not sharded. State: fp32 first and second
-/// moment (fp64 for fp64 parameters) with the layout of the shard buffer, a step count per parameter. Formula: see
-/// kernels::AdamWArgs.
-///
-/// Streams: queues on the current stream; never synchronises. No communication. Build it after fully_shard.
-/// A parameter whose gradient is undefined is left alone, as in PyTorch.
-class FSDPP_API AdamW {
+/// AdamW with fp32 moments (fp64 for fp64 parameters) and a step count per parameter. Formula: see kernels::AdamWArgs.
+class FSDPP_API AdamW : public Optimizer {
  public:
-  AdamW(const torch::nn::Module& model, AdamWOptions options = {});
-  ~AdamW();
-  AdamW(const AdamW&) = delete;
-  AdamW& operator=(const AdamW&) = delete;
+  /// All parameters of the model in one group.
+  explicit AdamW(const torch::nn::Module& model, AdamWOptions options = {});
+  explicit AdamW(const std::vector<ParamGroup<AdamWOptions>>& groups);
 
-  /// One update. `grad_scale` multiplies every gradient on the way in.
-  void step(double grad_scale = 1.0);
-  /// Drops the gradients (set_to_none, the default) or fills them with zeros.
-  void zero_grad(bool set_to_none = true);
-  void set_lr(double lr) noexcept;
-  [[nodiscard]] double lr() const noexcept;
+  /// Throws UsageError for a parameter that is in a group already, ConfigError for bad options.
+  void add_group(const std::vector<at::Tensor>& params, const AdamWOptions& options);
+  [[nodiscard]] const AdamWOptions& options(size_t group = 0) const;
 
   /// State of one parameter: views shaped like the local shard; undefined before the first update of that parameter.
   struct ParamState {
     at::Tensor exp_avg, exp_avg_sq;
+    at::Tensor max_exp_avg_sq;  ///< with amsgrad
     int64_t step = 0;
   };
-  /// Throws UsageError if `parameter` is not one of this optimizer's.
+  /// Throws UsageError if `parameter` is not one of this optimizer's. Offloaded state: blocks the host until it is
+  /// there.
   [[nodiscard]] ParamState state(const at::Tensor& parameter) const;
-  /// Bytes of optimizer state on this rank.
-  [[nodiscard]] int64_t state_bytes() const noexcept;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace fsdpp::optim

@@ -5,15 +5,24 @@
 
 namespace fsdpp::optim {
 
-/// Norm of all gradients of the model (sharded ones counted once each over the mesh, unsharded ones once), as a plain
-/// number, the same on every rank. `p` may be any positive order or infinity. No gradients: 0. Collective: one
-/// all-reduce of one number. Blocks the host (it returns a number).
+/// Norm of all gradients of the model as a plain number, the same on every rank: sharded gradients count once each,
+/// however many replicas hold them; gradients of unsharded parameters, which must be equal on all ranks, count once.
+/// `p` may be any positive order or infinity; the powers are added in double, so orders far above 2 can leave its
+/// range. Gradients may live on any device. No gradients: 0. Collective: one all-reduce of one number for each mesh of
+/// more than one shard. Blocks the host (it returns a number). Throws ConfigError for another order, UsageError for a
+/// gradient that is sparse, not floating point or not shaped like its parameter.
 [[nodiscard]] FSDPP_API double grad_norm(const torch::nn::Module& model, double p = 2.0);
 
 /// Scales the gradients so that their norm is at most `max_norm`: by min(1, max_norm / (norm + 1e-6)), PyTorch's
 /// formula. Returns the norm before scaling, as a plain number, the same on every rank. Collective as grad_norm. With
 /// `error_if_nonfinite` throws Error on every rank, before any gradient is changed, when the norm is NaN or infinite.
+/// So every rank can skip a bad step alike: `if (std::isfinite(clip_grad_norm_(*model, 1.0))) optimizer.step();`
 FSDPP_API double clip_grad_norm_(const torch::nn::Module& model, double max_norm, double p = 2.0,
                                  bool error_if_nonfinite = false);
+
+/// Whether every gradient of the model is finite on every rank, unsharded ones that differ between ranks included: the
+/// same answer everywhere. No gradients: true. Collective: for each mesh an all-reduce of one number among its shards
+/// and one among its replicas, where there are several. Blocks the host.
+[[nodiscard]] FSDPP_API bool grads_are_finite(const torch::nn::Module& model);
 
 }  // namespace fsdpp::optim

@@ -74,38 +74,39 @@ TEST(AdamW, OneStepByHand) {
   EXPECT_NEAR(state.v.item<double>(), 0.001 * 4, 1e-15);
 }
 
-TEST(AdamW, CopyIsTheNewParameterRounded) {
-  for (const DType dtype : {DType::F32, DType::BF16, DType::F64}) {
-    at::Tensor p = at::randn({1000}).to(torch_dtype(dtype));
-    const at::Tensor g = at::randn({1000}).to(torch_dtype(dtype));
-    const auto wide = dtype == DType::F64 ? at::kDouble : at::kFloat;
-    const State state{at::zeros({1000}, wide), at::zeros({1000}, wide)};
-    at::Tensor copy = at::full({1000}, 9, at::kHalf);
-    AdamWArgs args = args_for(p, g, state, dtype, 1);
-    args.param_copy = copy.data_ptr();
-    args.copy_dtype = DType::F16;
+TEST(AdamW, WithTheLargestSecondMomentMatchesLibTorchsAmsgrad) {
+  at::Tensor theirs = at::randn({1537});
+  at::Tensor ours = theirs.clone();
+  theirs.set_requires_grad(true);
+  torch::optim::AdamW reference({theirs}, torch::optim::AdamWOptions(1e-2).betas({0.5, 0.5}).amsgrad(true));
+  const State state{at::zeros_like(ours), at::zeros_like(ours)};
+  const at::Tensor largest = at::zeros_like(ours);
+  bool differs = false;
+  for (int64_t step = 1; step <= 6; ++step) {
+    theirs.mutable_grad() = at::randn_like(ours) * (7 - step);
+    AdamWArgs args = args_for(ours, theirs.grad(), state, DType::F32, step);
+    args.lr = 1e-2;
+    args.beta1 = args.beta2 = 0.5;
+    args.max_exp_avg_sq = largest.data_ptr();
     adamw_cpu(args);
-    if (dtype != DType::BF16) {
-      EXPECT_TRUE(at::equal(copy, p.to(at::kHalf)));
-    }
-    EXPECT_LT((copy.to(at::kDouble) - p.to(at::kDouble)).abs().max().item<double>(), 0.02);
+    reference.step();
+    EXPECT_LT(largest_relative_error(ours, theirs.detach()), 1e-6) << "step " << step;
+    differs = differs || !at::equal(largest, state.v);
   }
+  EXPECT_TRUE(differs);
 }
 
-TEST(AdamW, DeviceScaleMultipliesTheHostScale) {
+TEST(AdamW, ANegativeScaleClimbs) {
   const at::Tensor g = at::randn({600});
   at::Tensor p = at::randn({600});
   at::Tensor q = p.clone();
   const State a{at::zeros({600}), at::zeros({600})};
   const State b{at::zeros({600}), at::zeros({600})};
-  AdamWArgs scaled = args_for(p, g, a, DType::F32, 1);
-  const float half = 0.5F;
-  scaled.grad_scale = 0.25;
-  scaled.grad_scale_device = &half;
-  adamw_cpu(scaled);
-  AdamWArgs plain = args_for(q, g, b, DType::F32, 1);
-  plain.grad_scale = 0.125;
-  adamw_cpu(plain);
+  AdamWArgs climbs = args_for(p, g, a, DType::F32, 1);
+  climbs.grad_scale = -0.5;
+  adamw_cpu(climbs);
+  const at::Tensor negative = g * -0.5;
+  adamw_cpu(args_for(q, negative, b, DType::F32, 1));
   EXPECT_TRUE(at::equal(p, q));
 }
 

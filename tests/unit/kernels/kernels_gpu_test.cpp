@@ -192,60 +192,86 @@ TEST(KernelsGpu, PackOfManyPiecesMatchesCpu) {
   }
 }
 
-struct AdamWCase {
-  DType param, grad, copy;
+struct StepCase {
+  DType param, grad;
   int64_t numel, shift;
-  bool with_copy, scale_on_device;
+  bool third;  // AMSGrad; Nesterov's momentum
 };
 
-void expect_adamw_matches(const AdamWCase& c) {
-  const DType wide = c.param == DType::F64 ? DType::F64 : DType::F32;
-  Bytes p = random_values(c.param, c.numel, 1);
-  const Bytes g = random_values(c.grad, c.numel, 2);
-  Bytes m = random_values(wide, c.numel, 3);
-  Bytes v(m.size(), 0);
-  Bytes copy(static_cast<size_t>(c.numel) * size_of(c.copy), kPoison);
-  const float device_scale = 0.7F;
-  DeviceArray dp(c.param, c.numel, c.shift), dg(c.grad, c.numel, c.shift), dm(wide, c.numel, c.shift),
-      dv(wide, c.numel, c.shift);
-  DeviceArray dcopy(c.copy, c.numel, c.shift), dscale(DType::F32, 1, 0);
-  dp.write(p), dg.write(g), dm.write(m), dv.write(v), dcopy.write(copy);
-  Bytes scale(sizeof(float));
-  std::memcpy(scale.data(), &device_scale, sizeof(float));
-  dscale.write(scale);
+/// An array on the host and its twin on the device.
+struct Pair {
+  DType dtype;
+  Bytes host;
+  DeviceArray device;
+  Pair(DType t, const StepCase& c, uint32_t seed, bool zeros = false)
+      : dtype(t),
+        host(zeros ? Bytes(static_cast<size_t>(c.numel) * size_of(t), 0) : random_values(t, c.numel, seed)),
+        device(t, c.numel, c.shift) {
+    device.write(host);
+  }
+  void expect_equal(const std::string& what) const {
+    ASSERT_EQ(first_difference(device.read(), host, dtype), -1) << what;
+    ASSERT_TRUE(device.guards_untouched()) << what;
+  }
+};
+
+DType wide(DType dtype) { return dtype == DType::F64 ? DType::F64 : DType::F32; }
+
+void expect_adamw_matches(const StepCase& c) {
+  Pair p(c.param, c, 1), g(c.grad, c, 2), m(wide(c.param), c, 3), v(wide(c.param), c, 4, true),
+      largest(wide(c.param), c, 5, true);
   for (int64_t step = 1; step <= 3; ++step) {
     AdamWArgs host;
-    host.param = p.data(), host.param_dtype = c.param, host.grad = g.data(), host.grad_dtype = c.grad;
-    host.exp_avg = m.data(), host.exp_avg_sq = v.data(), host.numel = c.numel, host.step = step, host.grad_scale = 0.5;
-    host.copy_dtype = c.copy;
-    if (c.with_copy) host.param_copy = copy.data();
-    if (c.scale_on_device) host.grad_scale_device = &device_scale;
+    host.param = p.host.data(), host.param_dtype = c.param, host.grad = g.host.data(), host.grad_dtype = c.grad;
+    host.exp_avg = m.host.data(), host.exp_avg_sq = v.host.data(), host.numel = c.numel, host.step = step;
+    host.grad_scale = step == 2 ? -0.5 : 1.0 / static_cast<double>(step);
+    if (c.third) host.max_exp_avg_sq = largest.host.data();
     AdamWArgs device = host;
-    device.param = dp.data(), device.grad = dg.data(), device.exp_avg = dm.data(), device.exp_avg_sq = dv.data();
-    if (c.with_copy) device.param_copy = dcopy.data();
-    if (c.scale_on_device) device.grad_scale_device = static_cast<const float*>(dscale.data());
+    device.param = p.device.data(), device.grad = g.device.data();
+    device.exp_avg = m.device.data(), device.exp_avg_sq = v.device.data();
+    if (c.third) device.max_exp_avg_sq = largest.device.data();
     adamw_cpu(host);
     expect_success(adamw(device, nullptr));
   }
-  const std::string what = describe(c.param, c.grad, c.numel, c.shift);
-  ASSERT_EQ(first_difference(dm.read(), m, wide), -1) << what;
-  ASSERT_EQ(first_difference(dv.read(), v, wide), -1) << what;
-  ASSERT_EQ(first_difference(dp.read(), p, c.param), -1) << what;
-  ASSERT_EQ(first_difference(dcopy.read(), copy, c.copy), -1) << what;
-  for (const DeviceArray* array : {&dp, &dg, &dm, &dv, &dcopy}) ASSERT_TRUE(array->guards_untouched()) << what;
+  for (const Pair* pair : {&p, &g, &m, &v, &largest})
+    ASSERT_NO_FATAL_FAILURE(pair->expect_equal(describe(c.param, c.grad, c.numel, c.shift)));
 }
 
-TEST(KernelsGpu, AdamWMatchesCpuBitForBit) {
+void expect_sgd_matches(const StepCase& c, bool momentum, double decay) {
+  Pair p(c.param, c, 1), g(c.grad, c, 2), b(wide(c.param), c, 3);
+  for (int step = 0; step < 3; ++step) {
+    SGDArgs host;
+    host.param = p.host.data(), host.param_dtype = c.param, host.grad = g.host.data(), host.grad_dtype = c.grad;
+    host.numel = c.numel, host.lr = 0.1, host.weight_decay = decay, host.grad_scale = 0.7, host.first = step == 0;
+    if (momentum) host.momentum_buffer = b.host.data(), host.momentum = 0.9, host.dampening = c.third ? 0 : 0.3;
+    host.nesterov = momentum && c.third;
+    SGDArgs device = host;
+    device.param = p.device.data(), device.grad = g.device.data();
+    if (momentum) device.momentum_buffer = b.device.data();
+    sgd_cpu(host);
+    expect_success(sgd(device, nullptr));
+  }
+  for (const Pair* pair : {&p, &g, &b})
+    ASSERT_NO_FATAL_FAILURE(pair->expect_equal(describe(c.param, c.grad, c.numel, c.shift)));
+}
+
+/// Every pair of dtypes, odd lengths, aligned and not.
+template <class Expect>
+void for_step_cases(Expect expect) {
   for (const DType param : kAll) {
     for (const DType grad : kAll) {
       for (const int64_t n : {1, 5, 1023, 100003}) {
-        for (const int64_t shift : {0, 1})
-          ASSERT_NO_FATAL_FAILURE(expect_adamw_matches({param, grad, DType::BF16, n, shift, shift == 0, n == 5}));
+        for (const int64_t shift : {0, 1}) ASSERT_NO_FATAL_FAILURE(expect(StepCase{param, grad, n, shift, n != 1023}));
       }
     }
-    for (const DType copy : kAll)
-      ASSERT_NO_FATAL_FAILURE(expect_adamw_matches({param, param, copy, 4099, 0, true, false}));
   }
+}
+
+TEST(KernelsGpu, AdamWMatchesCpuBitForBit) { for_step_cases(expect_adamw_matches); }
+
+TEST(KernelsGpu, SGDMatchesCpuBitForBit) {
+  for_step_cases(
+      [](const StepCase& c) { expect_sgd_matches(c, c.shift == 0 || c.numel == 5, c.numel == 1023 ? 0 : 0.1); });
 }
 
 double device_norm(const Bytes& values, DType dtype, double p, double start, int64_t shift) {

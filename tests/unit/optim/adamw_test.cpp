@@ -163,6 +163,98 @@ TEST(AdamW, AfterTheParameterChangedItsShapeThenUsageErrorAndNothingIsUpdated) {
   EXPECT_TRUE(at::equal((*model)["a"], before));
 }
 
+TEST(AdamW, GroupsHaveOptionsOfTheirOwn) {
+  const auto model = bag({{"a", at::ones({4})}, {"b", at::ones({4})}, {"c", at::ones({4})}});
+  const auto alone = [](const AdamWOptions& options) {
+    const auto one = bag({{"w", at::ones({4})}});
+    AdamW optimizer(*one, options);
+    (*one)["w"].mutable_grad() = at::ones({4});
+    optimizer.step();
+    return (*one)["w"].detach();
+  };
+  const AdamWOptions fast{.lr = 0.5, .weight_decay = 0};
+  const AdamWOptions slow{.lr = 0.25, .weight_decay = 0.5};
+  AdamW optimizer({{{(*model)["a"]}, fast}, {{(*model)["b"]}, slow}});
+  EXPECT_EQ(optimizer.group_count(), 2U);
+  optimizer.add_group({(*model)["c"]}, {.lr = 0.125});
+  for (const char* name : {"a", "b", "c"}) (*model)[name].mutable_grad() = at::ones({4});
+  optimizer.step();
+  EXPECT_TRUE(at::equal((*model)["a"].detach(), alone(fast)));
+  EXPECT_TRUE(at::equal((*model)["b"].detach(), alone(slow)));
+  EXPECT_TRUE(at::equal((*model)["c"].detach(), alone({.lr = 0.125})));
+  optimizer.set_lr(1.0, 1);
+  EXPECT_EQ(optimizer.lr(0), 0.5);
+  EXPECT_EQ(optimizer.lr(1), 1.0);
+  EXPECT_EQ(optimizer.options(1).weight_decay, 0.5);
+  optimizer.set_lr(2.0);
+  EXPECT_EQ(optimizer.lr(2), 2.0);
+  EXPECT_EQ(optimizer.parameters().size(), 3U);
+}
+
+TEST(AdamW, AParameterInTwoGroupsOrAMissingGroupThenUsageError) {
+  const auto model = bag({{"a", at::ones({4})}, {"b", at::ones({4})}});
+  AdamW optimizer(*model);
+  EXPECT_THROW(optimizer.add_group({(*model)["b"]}, {}), UsageError);
+  EXPECT_THROW(optimizer.add_group({at::ones({2})}, {.lr = -1}), ConfigError);
+  EXPECT_EQ(optimizer.group_count(), 1U);
+  EXPECT_EQ(optimizer.parameters().size(), 2U);
+  EXPECT_THROW((void)optimizer.lr(1), UsageError);
+  EXPECT_THROW(optimizer.set_lr(0.5, 1), UsageError);
+}
+
+TEST(AdamW, WithAmsgradMatchesLibTorch) {
+  const auto ours = bag({{"w", at::randn({33})}});
+  const auto theirs = bag({{"w", (*ours)["w"]}});
+  AdamW optimizer(*ours, {.lr = 1e-2, .beta2 = 0.5, .amsgrad = true});
+  torch::optim::AdamW reference(theirs->parameters(), torch::optim::AdamWOptions(1e-2).betas({0.9, 0.5}).amsgrad(true));
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor grad = at::randn({33}) * (5 - step);
+    (*ours)["w"].mutable_grad() = grad.clone();
+    (*theirs)["w"].mutable_grad() = grad.clone();
+    optimizer.step();
+    reference.step();
+    EXPECT_LT(largest_relative_error((*ours)["w"].detach(), (*theirs)["w"].detach()), 1e-6);
+  }
+  const auto state = optimizer.state((*ours)["w"]);
+  EXPECT_FALSE(at::equal(state.max_exp_avg_sq, state.exp_avg_sq));
+  EXPECT_EQ(optimizer.state_bytes(), 3 * 33 * 4);
+}
+
+TEST(AdamW, WhenItMaximizesThenClimbs) {
+  const auto up = bag({{"w", at::ones({3})}});
+  const auto down = bag({{"w", at::ones({3})}});
+  AdamW climbs(*up, {.lr = 0.5, .maximize = true});
+  AdamW descends(*down, {.lr = 0.5});
+  (*up)["w"].mutable_grad() = at::ones({3});
+  (*down)["w"].mutable_grad() = at::ones({3}) * -1;
+  climbs.step();
+  descends.step();
+  EXPECT_TRUE(at::equal((*up)["w"].detach(), (*down)["w"].detach()));
+  EXPECT_GT((*up)["w"][0].item<double>(), 1.4);
+}
+
+TEST(AdamW, WithOffloadedStateDoesTheSame) {
+  const auto a = bag({{"w", at::randn({50})}, {"e", at::ones({0})}, {"d", at::ones({7}, at::kDouble)}});
+  const auto b = bag({{"w", (*a)["w"]}, {"e", at::ones({0})}, {"d", at::ones({7}, at::kDouble)}});
+  AdamW offloaded(*a, {.offload_state = true});
+  AdamW plain(*b);
+  for (int step = 0; step < 3; ++step) {
+    for (const char* name : {"w", "e", "d"}) {
+      const at::Tensor grad = at::randn((*a)[name].sizes(), (*a)[name].options().requires_grad(false));
+      (*a)[name].mutable_grad() = grad;
+      (*b)[name].mutable_grad() = grad;
+    }
+    offloaded.step();
+    plain.step();
+  }
+  for (const char* name : {"w", "e", "d"}) {
+    EXPECT_TRUE(at::equal((*a)[name].detach(), (*b)[name].detach()));
+    EXPECT_TRUE(at::equal(offloaded.state((*a)[name]).exp_avg_sq, plain.state((*b)[name]).exp_avg_sq));
+    EXPECT_TRUE(offloaded.state((*a)[name]).exp_avg.device().is_cpu());
+  }
+  EXPECT_EQ(offloaded.state_bytes(), plain.state_bytes());
+}
+
 TEST(AdamW, WithBadOptionsOrAForeignTensorThenErrors) {
   const auto model = bag({{"w", at::ones({3})}});
   EXPECT_THROW(AdamW(*model, {.lr = -1}), ConfigError);

@@ -3,8 +3,6 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include "fsdpp/base/error.h"
-
 namespace fsdpp::optim {
 namespace {
 
@@ -66,9 +64,12 @@ TEST_F(FlatRanges, ThatAreEmptyVanish) {
   EXPECT_EQ(join_neighbours({at(0, 10), at(10, 0), at(10, 5)}, 0).size(), 1U);
 }
 
-TEST(KernelDType, OfAnUnknownDtypeThenUsageError) {
-  EXPECT_FALSE(has_kernel_dtype(at::kLong));
-  EXPECT_THROW((void)kernel_dtype(at::kLong), UsageError);
+TEST_F(FlatRanges, PartMovesEveryArrayByItsOwnWidth) {
+  const FlatRange part = part_of(at(10, 50), 7, 20);
+  EXPECT_EQ(part.numel, 20);
+  EXPECT_EQ(part.arrays[0].data, static_cast<char*>(a_.data_ptr()) + 17 * 4);
+  EXPECT_EQ(part.arrays[1].data, static_cast<char*>(b_.data_ptr()) + 17 * 8);
+  EXPECT_EQ(part.arrays[2].data, nullptr);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
+#include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
 #include <limits>
@@ -11,6 +13,8 @@
 #include "fsdpp/comm/world.h"
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip_grad_norm.h"
+#include "fsdpp/optim/sgd.h"
+#include "support/event_log.h"
 #include "unit/optim/models.h"
 
 namespace fsdpp::optim {
@@ -103,6 +107,98 @@ TEST(ShardedClip, WhenOnlyOneRankHasAnythingThenSameNumberEverywhere) {
   });
 }
 
+TEST(ShardedClip, OnAGridOfReplicasCountsEachShardOnce) {
+  comm::run_local_world(4, [](std::shared_ptr<comm::World> world) {
+    const auto model = bag({{"W", at::ones({128})}});
+    fully_shard(model, comm::Mesh::hybrid(world, 2));
+    set_grad((*model)["W"], at::ones({128}));
+    ASSERT_EQ((*model)["W"].numel(), 64);
+    EXPECT_EQ(grad_norm(*model), std::sqrt(128.0));
+    EXPECT_EQ(grad_norm(*model, 1.0), 128.0);
+    EXPECT_EQ(clip_grad_norm_(*model, std::sqrt(32.0)), std::sqrt(128.0));
+    EXPECT_NEAR((*model)["W"].grad()[0].item<double>(), 0.5, 1e-6);
+  });
+}
+
+/// Units on two meshes, one of them with replicas; a parameter of no unit; rows that don't divide.
+struct MixedMeshes {
+  std::shared_ptr<Bag> a = bag({{"w", at::ones({71, 3})}, {"b", at::ones({55}, at::kDouble)}});
+  std::shared_ptr<Bag> c = bag({{"w", at::ones({199})}, {"one", at::ones({1})}});
+  std::shared_ptr<Bag> model = bag({{"u", at::ones({4})}, {"none", at::ones({2})}});
+  MixedMeshes() {
+    model->register_module("a", a);
+    model->register_module("c", c);
+  }
+  void shard(const std::shared_ptr<comm::World>& world) const {
+    fully_shard(a, comm::Mesh::shard(world, "flat"));
+    fully_shard(c, comm::Mesh::hybrid(world, 2, "grid"));
+  }
+};
+
+at::Tensor wave(const at::Tensor& like, double phase) {
+  const at::Tensor values = at::ones(like.sizes(), like.scalar_type()).cumsum(0);
+  return (values * 1.7 + phase).sin() * 3;
+}
+
+TEST(ShardedClip, OverMixedMeshesMatchesLibTorchForEveryOrder) {
+  for (const double p : {0.5, 1.0, 2.0, 3.0, kInfinity}) {
+    MixedMeshes plain;
+    double phase = 0;
+    for (const auto& item : plain.model->named_parameters()) {
+      if (item.key() != "none") item.value().mutable_grad() = wave(item.value(), phase += 0.3);
+    }
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& param : plain.model->parameters())
+      gradients.push_back(param.grad().defined() ? param.grad().clone() : at::Tensor());
+    const double expected = torch::nn::utils::clip_grad_norm_(plain.model->parameters(), 0.5, p);
+    comm::run_local_world(4, [&](std::shared_ptr<comm::World> world) {
+      const MixedMeshes m;
+      m.shard(world);
+      const auto params = m.model->parameters();
+      for (size_t i = 0; i < params.size(); ++i) {
+        if (!gradients[i].defined()) continue;
+        if (i > 1) {
+          set_grad(params[i], gradients[i]);
+        } else {
+          params[i].mutable_grad() = gradients[i].clone();
+        }
+      }
+      fsdpp::test::EventLog log(fsdpp::test::EventLog::What::Collectives);
+      const double norm = clip_grad_norm_(*m.model, 0.5, p);
+      EXPECT_EQ(log.take(), std::vector<std::string>(2, "all_reduce grad_norm"));
+      EXPECT_NEAR(norm, expected, 1e-6 * expected) << p;
+      for (size_t i = 0; i < params.size(); ++i) {
+        if (!gradients[i].defined()) continue;
+        const at::Tensor want = plain.model->parameters()[i].grad();
+        const at::Tensor got = i > 1 ? full_grad(params[i]) : params[i].grad();
+        EXPECT_TRUE(at::allclose(got, want, 1e-5, 1e-7)) << p << " parameter " << i;
+      }
+    });
+  }
+}
+
+TEST(ShardedClip, OfANanOnAnyMeshThenNanOnEveryRank) {
+  for (const bool on_grid : {false, true}) {
+    comm::run_local_world(4, [&](std::shared_ptr<comm::World> world) {
+      const MixedMeshes m;
+      m.shard(world);
+      at::Tensor grad = at::ones({199});
+      grad[198] = NAN;
+      if (on_grid) set_grad((*m.c)["w"], grad);
+      set_grad((*m.a)["w"], on_grid ? at::ones({71, 3}) : at::full({71, 3}, NAN));
+      EXPECT_TRUE(std::isnan(grad_norm(*m.model)));
+      EXPECT_TRUE(std::isnan(grad_norm(*m.model, kInfinity)));
+      EXPECT_FALSE(grads_are_finite(*m.model));
+    });
+  }
+}
+
+TEST(ShardedClip, FiniteGradientsAreSaidToBe) {
+  with_grad({1.F, 3e38F, -3e38F, 0.F}, [](Bag& model, const at::Tensor&) { EXPECT_TRUE(grads_are_finite(model)); });
+  with_grad({1.F, 1.F, 1.F, -INFINITY}, [](Bag& model, const at::Tensor&) { EXPECT_FALSE(grads_are_finite(model)); });
+  with_grad({}, [](Bag& model, const at::Tensor&) { EXPECT_TRUE(grads_are_finite(model)); });
+}
+
 const test::Named kParams{
     {"a", at::ones({13, 8})}, {"b", at::ones({13})}, {"c", at::ones({3, 5, 7})}, {"d", at::ones({1})}};
 
@@ -137,6 +233,82 @@ TEST(ShardedAdamW, MatchesTheUnshardedOneBitForBit) {
       }
     });
   }
+}
+
+TEST(ShardedSGD, MatchesTheUnshardedOneBitForBit) {
+  comm::run_local_world(3, [&](std::shared_ptr<comm::World> world) {
+    const auto sharded = bag(kParams);
+    const auto plain = bag(kParams);
+    fully_shard(sharded, comm::Mesh::shard(world));
+    const SGDOptions options{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true};
+    SGD ours(*sharded, options);
+    SGD reference(*plain, options);
+    for (int step = 0; step < 3; ++step) {
+      for (const auto& [name, value] : kParams) {
+        if (step == 0 && name == "b") continue;  // its buffer begins later
+        const at::Tensor grad = (value * (step + 2)).sin() + at::ones(value.sizes()).cumsum(0);
+        set_grad((*sharded)[name], grad);
+        (*plain)[name].mutable_grad() = grad;
+      }
+      ours.step();
+      reference.step();
+    }
+    for (const auto& [name, value] : kParams) {
+      const at::Tensor p = (*sharded)[name];
+      EXPECT_TRUE(at::equal(full_tensor(p), (*plain)[name].detach())) << name;
+      EXPECT_TRUE(at::equal(shard::full_tensor(sharding_of(p), ours.momentum_buffer(p)),
+                            reference.momentum_buffer((*plain)[name])));
+    }
+  });
+}
+
+TEST(ShardedAdamW, GroupsOfOneUnitAreUpdatedEachByItsOwnOptions) {
+  comm::run_local_world(2, [&](std::shared_ptr<comm::World> world) {
+    const auto sharded = bag(kParams);
+    const auto plain = bag(kParams);
+    fully_shard(sharded, comm::Mesh::shard(world));
+    const auto groups = [](const Bag& m) {
+      return std::vector<ParamGroup<AdamWOptions>>{
+          {{m["a"], m["c"]}, {.lr = 0.1, .weight_decay = 0.5}},
+          {{m["b"], m["d"]}, {.lr = 0.2, .weight_decay = 0, .offload_state = true}}};
+    };
+    AdamW ours(groups(*sharded));
+    AdamW reference(groups(*plain));
+    for (int step = 0; step < 2; ++step) {
+      for (const auto& [name, value] : kParams) {
+        const at::Tensor grad = at::ones(value.sizes()).cumsum(0) - 3;
+        set_grad((*sharded)[name], grad);
+        (*plain)[name].mutable_grad() = grad;
+      }
+      ours.step();
+      reference.step();
+    }
+    for (const auto& [name, value] : kParams)
+      EXPECT_TRUE(at::equal(full_tensor((*sharded)[name]), (*plain)[name].detach())) << name;
+  });
+}
+
+TEST(ShardedAdamW, MadeBeforeShardingHasStateOfTheShards) {
+  comm::run_local_world(2, [](std::shared_ptr<comm::World> world) {
+    const auto model = bag({{"w", at::ones({64})}});
+    AdamW adamw(*model, {.lr = 0.1, .weight_decay = 0});
+    SGD sgd(*model, {.lr = 0.1});
+    const UnitHandle unit = fully_shard(model, comm::Mesh::shard(world));
+    set_grad((*model)["w"], at::full({64}, 1.5));
+    sgd.step();
+    EXPECT_TRUE(at::allclose(full_tensor((*model)["w"]), at::full({64}, 0.85), 0, 1e-6));
+    adamw.step();
+    EXPECT_TRUE(at::allclose(full_tensor((*model)["w"]), at::full({64}, 0.75), 0, 1e-6));
+    EXPECT_EQ(adamw.state((*model)["w"]).exp_avg.numel(), 32);
+    EXPECT_EQ(adamw.state_bytes(), 2 * 32 * 4);
+    adamw.zero_grad();
+    EXPECT_FALSE((*model)["w"].grad().defined());
+    unit.unshard();
+    (*model)["w"].mutable_grad() = at::ones({64});
+    EXPECT_THROW(adamw.step(), UsageError);  // it knows by now that the parameter is sharded
+    (*model)["w"].mutable_grad() = at::Tensor();
+    unit.reshard();
+  });
 }
 
 TEST(ShardedAdamW, WhileUnshardedThenUsageErrorNamesTheParameter) {
@@ -195,7 +367,11 @@ TEST(ShardedAdamW, AfterARealBackwardMatchesUnshardedTraining) {
         sharded(x).sum().backward();
         plain->forward(x).sum().backward();
         const double norm = clip_grad_norm_(*sharded, 1.0);
-        EXPECT_NEAR(norm, clip_grad_norm_(*plain, 1.0), 1e-5 * norm);
+        const double expected = clip_grad_norm_(*plain, 1.0);
+        EXPECT_NEAR(norm, expected, 1e-5 * norm);
+        if (ranks == 1) {
+          EXPECT_EQ(norm, expected);
+        }
         ours.step();
         reference.step();
         ours.zero_grad();

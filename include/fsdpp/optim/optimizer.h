@@ -1,0 +1,61 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fsdpp/base/export.h"
+
+namespace fsdpp::optim {
+
+class FlatOptimizer;
+
+/// Parameters with options of their own. They may be sharded or not; each belongs to one group.
+template <class Options>
+struct ParamGroup {
+  std::vector<at::Tensor> params;
+  Options options = {};
+};
+
+/// What AdamW and SGD share: an update of the local shards in fused passes over each unit's flat shard buffer (adjacent
+/// parameters of one group that have gradients are updated in one launch). Also takes parameters that are not sharded.
+/// May be made before or after fully_shard, but before the first step. State has the layout of the shard buffer, fp32
+/// (fp64 for fp64 parameters), allocated at a parameter's first update.
+///
+/// Devices: the update runs where the parameter is; a gradient elsewhere is copied there.
+/// Streams: queues on the current stream; never synchronises. No communication.
+/// A parameter whose gradient is undefined is left alone, as in PyTorch.
+class FSDPP_API Optimizer {
+ public:
+  virtual ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// One update. `grad_scale` multiplies every gradient on the way in. Throws UsageError, before anything is changed,
+  /// for a parameter that is not sharded now, is not dense, or has another shape, dtype or device than its state.
+  void step(double grad_scale = 1.0);
+  /// Drops the gradients (set_to_none, the default) or fills them with zeros.
+  void zero_grad(bool set_to_none = true);
+
+  [[nodiscard]] size_t group_count() const noexcept;
+  /// Throws UsageError for a group that does not exist.
+  [[nodiscard]] double lr(size_t group = 0) const;
+  /// From the next step on. Without `group`: of all groups.
+  void set_lr(double lr) noexcept;
+  void set_lr(double lr, size_t group);
+
+  /// Every parameter, each once.
+  [[nodiscard]] std::vector<at::Tensor> parameters() const;
+  /// Bytes of optimizer state on this rank, on the device or, where it is offloaded, on the host.
+  [[nodiscard]] int64_t state_bytes() const noexcept;
+
+ protected:
+  explicit Optimizer(std::unique_ptr<FlatOptimizer> impl);
+  [[nodiscard]] FlatOptimizer& impl() const noexcept { return *impl_; }
+
+ private:
+  std::unique_ptr<FlatOptimizer> impl_;
+};
+
+}  // namespace fsdpp::optim

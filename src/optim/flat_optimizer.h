@@ -1,0 +1,119 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/enforce.h"
+#include "kernels/kernels.h"
+#include "optim/flat_range.h"
+#include "optim/model_params.h"
+#include "optim/state_stage.h"
+
+/// What the optimizers of this library share: parameters, checks, state, launches. See fsdpp/optim/optimizer.h.
+namespace fsdpp::optim {
+
+inline constexpr size_t kMaxStates = 3;
+
+/// One parameter of an optimizer.
+struct Entry {
+  std::string name;
+  at::Tensor handle;
+  size_t group = 0;
+  bool sharded = false;
+  std::vector<int64_t> sizes = {};  ///< of the local shard, if sharded
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool allocated = false;
+  std::array<at::Tensor, kMaxStates> state = {};  ///< laid out like the handle, as many as the optimizer keeps
+  int64_t step = 0;                               ///< updates so far
+};
+
+/// A run of neighbouring parameters of one group, to be updated in one launch.
+struct Run {
+  kernels::DType param_dtype, grad_dtype;
+  void* param;
+  const void* grad;
+  std::array<void*, kMaxStates> state;  ///< null: not kept
+  int64_t numel;
+  int64_t phase;
+  size_t group;
+  double grad_scale;
+};
+
+class FlatOptimizer {
+ public:
+  virtual ~FlatOptimizer() = default;
+  FlatOptimizer(const FlatOptimizer&) = delete;
+  FlatOptimizer& operator=(const FlatOptimizer&) = delete;
+
+  void step(double grad_scale);
+  void zero_grad(bool set_to_none);
+  /// Throws UsageError if the parameter is not this optimizer's. Waits for offloaded state.
+  [[nodiscard]] const Entry& entry_of(const at::Tensor& parameter) const;
+  [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
+  [[nodiscard]] int64_t state_bytes() const noexcept { return state_bytes_; }
+  [[nodiscard]] virtual size_t group_count() const noexcept = 0;
+  [[nodiscard]] virtual double& lr(size_t group) = 0;
+
+ protected:
+  explicit FlatOptimizer(const char* who) : who_(who) {}
+
+  /// Adds parameters to a group; UsageError, before anything is changed, if one is in a group already.
+  void add(const ModelParams& params, size_t group);
+
+  /// How many state tensors a parameter of the group has, and whether they are in host memory.
+  [[nodiscard]] virtual size_t state_count(size_t group) const = 0;
+  [[nodiscard]] virtual bool offloads_state(size_t group) const = 0;
+  /// What else the update depends on: parameters of different phase are never updated in one launch.
+  [[nodiscard]] virtual int64_t phase(const Entry& entry) const = 0;
+  virtual void update(const Run& run, cuda::StreamView stream) = 0;
+
+ private:
+  struct Update {
+    Entry* entry;
+    at::Tensor grad;  // strides and device of the handle
+  };
+  [[nodiscard]] std::vector<Update> checked_updates();
+  void check_handle(const Entry& entry) const;
+  void find_shardings();
+  void allocate_missing(const std::vector<Update>& updates);
+  void allocate(const std::vector<Entry*>& entries);
+  [[nodiscard]] FlatRange range_of(const Update& update) const;
+  void launch(const FlatRange& range, double grad_scale);
+  [[nodiscard]] StateStage& stage_on(c10::Device device);
+
+  const char* who_;
+  std::vector<Entry> entries_;
+  int64_t state_bytes_ = 0;
+  std::vector<std::unique_ptr<StateStage>> stages_;  // by device; goes before the state that it copies
+};
+
+/// A FlatOptimizer whose groups have `Options`.
+template <class Options>
+class GroupedOptimizer : public FlatOptimizer {
+ public:
+  void add_group(const ModelParams& params, const Options& options) {
+    check(options);
+    add(params, groups_.size());
+    groups_.push_back(options);
+  }
+  [[nodiscard]] const Options& options(size_t group) const {
+    FSDPP_ENFORCE(group < groups_.size(), UsageError, "expected one of {} groups, got group {}", groups_.size(), group);
+    return groups_[group];
+  }
+  [[nodiscard]] size_t group_count() const noexcept final { return groups_.size(); }
+  [[nodiscard]] double& lr(size_t group) final { return const_cast<Options&>(options(group)).lr; }
+
+ protected:
+  using FlatOptimizer::FlatOptimizer;
+  /// Throws ConfigError.
+  virtual void check(const Options& options) const = 0;
+  [[nodiscard]] bool offloads_state(size_t group) const final { return groups_[group].offload_state; }
+
+ private:
+  std::vector<Options> groups_;
+};
+
+}  // namespace fsdpp::optim
