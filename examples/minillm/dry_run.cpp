@@ -62,7 +62,8 @@ MemoryPlan memory_plan(const Options& options, int world_size) {
   memory.engine = fsdpp::memory_formula(units, options.grad_accum > 1);
   memory.optimizer = 2 * memory.engine.shards;
   memory.unsharded_gradients = width * std::max(root.used_numel, block.used_numel);
-  memory.activations = width * options.batch * options.seq * (model.layers * 16 * model.dim + 4 * model.vocab);
+  const auto blocks = model.recompute ? model.layers + 16 : model.layers * 16;  // with recomputation: every input, and one block
+  memory.activations = width * options.batch * options.seq * (blocks * model.dim + 4 * model.vocab);
   return memory;
 }
 
@@ -85,7 +86,8 @@ std::string dry_run_text(const Options& options, int world_size) {
               row("gradient buffers", "two blocks and the root, fp32; all units with --grad-accum; else none on one rank",
                   m.engine.gradients),
               row("unsharded gradients", "of the largest unit", m.unsharded_gradients),
-              row("activations", "about (layers*16*dim + 4*vocab) * batch*seq elements", m.activations),
+              row("activations", options.model.recompute ? "about ((layers + 16)*dim + 4*vocab) * batch*seq elements"
+                                                         : "about (layers*16*dim + 4*vocab) * batch*seq elements", m.activations),
               row("total", "", m.total()));
 }
 

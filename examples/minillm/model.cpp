@@ -11,6 +11,7 @@
 #include <torch/nn/init.h>
 #include <torch/nn/options/linear.h>
 
+#include "fsdpp/api/checkpoint.h"
 #include "fsdpp/base/error.h"
 
 namespace minillm {
@@ -62,7 +63,7 @@ at::Tensor BlockImpl::forward(at::Tensor x) {
   return x + ffn(norm2(x));
 }
 
-MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) {
+MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) : recompute(config.recompute) {
   if (config.heads < 1 || config.dim % config.heads != 0)
     throw fsdpp::ConfigError("--dim must be a multiple of --heads, got " + std::to_string(config.dim) + " and " +
                              std::to_string(config.heads));
@@ -77,7 +78,7 @@ MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) {
 
 at::Tensor MiniLLMImpl::forward(at::Tensor tokens) {
   auto x = embed(tokens);
-  for (auto& block : blocks) x = block(x);
+  for (auto& block : blocks) x = recompute ? fsdpp::checkpoint(block, x) : block(x);
   return head(x);
 }
 

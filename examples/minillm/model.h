@@ -18,6 +18,7 @@ struct ModelConfig {
   int64_t dim = 2048;
   int64_t layers = 12;
   int64_t heads = 16;  // divides dim
+  bool recompute = false;  // keep the input of each block only and compute the rest again in backward
 };
 
 /// y = x / sqrt(mean(x²) + eps) · weight over the last dimension; eps is that of the dtype it computes in, as torch.nn.RMSNorm's.
@@ -63,6 +64,7 @@ struct MiniLLMImpl : torch::nn::Module {
   torch::nn::Embedding embed{nullptr};
   torch::nn::ModuleList layers;
   std::vector<Block> blocks;  // the same modules as `layers`, callable
+  bool recompute;
   torch::nn::Linear head{nullptr};
 };
 FSDPP_MODULE(MiniLLM);

@@ -58,6 +58,8 @@ void add_training_flags(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--seed", o.seed, "Seed of the weights and of synthetic data")->capture_default_str();
   app.add_option("--device", t.device, "cpu or cuda; cuda where there is a GPU")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--precision", t.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_flag("--deferred-init", o.deferred_init, "Build without memory, then give each rank its shards: weights by seed and name");
+  app.add_flag("--recompute", o.model.recompute, "Keep the input of each block only, compute the rest again in backward");
   app.add_flag("!--no-shard", o.shard, "Train without sharding, in one process");
 }
 

@@ -24,6 +24,7 @@ struct Options {
   bool cuda = false;
   Precision precision = Precision::FP32;
   bool shard = true;
+  bool deferred_init = false;
 
   bool synthetic = false;
   std::vector<std::string> data;  // empty and not synthetic: LibTorch's headers

@@ -8,8 +8,10 @@
 
 #include <chrono>
 #include <filesystem>
+#include <optional>
 
 #include "device.h"
+#include "fsdpp/api/deferred_init.h"
 #include "fsdpp/api/fully_shard.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/base/rank_env.h"
@@ -51,16 +53,25 @@ fsdpp::FullyShardOptions shard_options(const Options& options) {
   return result;
 }
 
-/// Block by block, so that the device never holds the whole model.
+/// Block by block, so that the device never holds the whole model. With --deferred-init nothing is held yet.
 void shard_model(MiniLLM& model, const Options& options, const Place& place) {
   const auto how = shard_options(options);
+  auto move = [&](torch::nn::Module& module) {
+    if (!options.deferred_init) module.to(place.device);
+  };
   for (auto& block : model->blocks) {
-    block->to(place.device);
+    move(*block);
     fsdpp::fully_shard(block, place.mesh, how);
   }
-  model->embed->to(place.device);
-  model->head->to(place.device);
+  move(*model->embed);
+  move(*model->head);
   fsdpp::fully_shard(model, place.mesh, how);
+}
+
+MiniLLM make_model(const Options& options) {
+  std::optional<fsdpp::DeferredInit> deferred;
+  if (options.deferred_init) deferred.emplace();
+  return MiniLLM(options.model);
 }
 
 bool can_hold_file(const std::string& path) {
@@ -104,12 +115,13 @@ void check_outputs(const Options& options, const Place& place) {
 
 MiniLLM build_model(const Options& options, const Place& place) {
   at::manual_seed(options.seed);
-  MiniLLM model(options.model);
+  auto model = make_model(options);
   if (place.mesh)
     shard_model(model, options, place);
-  else
+  else if (!options.deferred_init)
     model->to(place.device);
-  if (!options.init.empty()) fsdpp::checkpoint::load_full(*model, options.init);
+  if (options.deferred_init) fsdpp::materialize(*model, {.seed = options.seed, .fill = options.init.empty(), .device = place.device});
+  if (!options.init.empty()) fsdpp::dcp::load_full(*model, options.init);
   return model;
 }
 
@@ -199,7 +211,7 @@ void Trainer::run() {
   }
   report_.summary();
   if (const auto said = profile_.finish(); !said.empty()) report_.line(said);
-  if (!options_.save_full.empty()) fsdpp::checkpoint::save_full(*model_, options_.save_full);
+  if (!options_.save_full.empty()) fsdpp::dcp::save_full(*model_, options_.save_full);
 }
 
 }  // namespace minillm

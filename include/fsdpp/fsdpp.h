@@ -1,5 +1,7 @@
 #pragma once
 /// Everything: fully sharded data parallel training for LibTorch.
+#include "fsdpp/api/checkpoint.h"
+#include "fsdpp/api/deferred_init.h"
 #include "fsdpp/api/fully_shard.h"
 #include "fsdpp/api/module_holder.h"
 #include "fsdpp/engine/policy.h"
@@ -12,3 +14,6 @@
 #include "fsdpp/ops/linear.h"
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip_grad_norm.h"
+#include "fsdpp/optim/grad_scaler.h"
+#include "fsdpp/optim/lr_schedule.h"
+#include "fsdpp/optim/sgd.h"

@@ -1,6 +1,9 @@
 #include "fsdpp/api/fully_shard.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -9,6 +12,7 @@
 #include "engine/registry.h"
 #include "engine/unit.h"
 #include "engine/use_guard.h"
+#include "fsdpp/api/deferred_init.h"
 
 namespace fsdpp {
 namespace {
@@ -27,7 +31,7 @@ void check_modules(const std::vector<ModulePtr>& modules) {
 }
 
 void check_param(const std::string& name, const at::Tensor& p, c10::Device device, bool offloaded) {
-  FSDPP_ENFORCE(p.device() == device || (offloaded && p.device().is_cpu()), UsageError,
+  FSDPP_ENFORCE(p.device() == device || p.is_meta() || (offloaded && p.device().is_cpu()), UsageError,
                 "parameter '{}' is on {}, expected {}, the device of the mesh. Try: module->to({}) before fully_shard.", name,
                 p.device().str(), device.str(), device.str());
   FSDPP_ENFORCE(p.layout() == c10::kStrided, ConfigError, "parameter '{}' has layout {}, expected a dense tensor", name, c10::str(p.layout()));
@@ -74,6 +78,16 @@ std::unordered_set<const c10::TensorImpl*> params_that_keep_dtype(const std::vec
   return result;
 }
 
+// All of a unit's parameters have memory, or none has.
+void check_not_mixed(const std::vector<Unit::Param>& params) {
+  auto is_meta = [](auto& p) { return p.handle.is_meta(); };
+  auto with = std::find_if_not(params.begin(), params.end(), is_meta), without = std::find_if(params.begin(), params.end(), is_meta);
+  FSDPP_ENFORCE(with == params.end() || without == params.end(), UsageError,
+                "parameter '{}' is on the meta device, '{}' of the same unit on {}. Expected all of a unit's parameters on meta, or none. Try: "
+                "materialize the module before fully_shard, or build all of it while a DeferredInit is alive.", without->name, with->name,
+                with->handle.device().str());
+}
+
 struct Collected {
   std::vector<Unit::Param> own;
   std::vector<std::shared_ptr<Unit>> borrowed;  ///< units elsewhere that manage a tied parameter
@@ -96,15 +110,49 @@ Collected collect(const std::vector<ModulePtr>& modules, c10::Device device, con
   return result;
 }
 
+std::vector<at::Tensor> own_buffers(const std::vector<ModulePtr>& modules) {
+  std::vector<at::Tensor> result;
+  for (auto& m : own_modules(modules))
+    for (auto& b : m->buffers(/*recurse=*/false))
+      if (b.defined()) result.push_back(b);
+  return result;
+}
+
+void cast_buffers(const std::vector<ModulePtr>& modules, c10::ScalarType dtype) {
+  for (auto& m : own_modules(modules)) {
+    if (has_running_statistics(*m)) continue;
+    for (auto& b : m->buffers(/*recurse=*/false))
+      if (b.defined() && b.is_floating_point()) b.set_data(b.to(dtype));
+  }
+}
+
+// Where rank 0 has a value and this rank has none, gives the tensor memory to receive it.
+void make_room(const std::vector<at::Tensor>& tensors, comm::Mesh& mesh) {
+  auto missing = at::empty({static_cast<int64_t>(tensors.size())}, at::kByte);
+  for (size_t i = 0; i < tensors.size(); ++i) missing.data_ptr<uint8_t>()[i] = tensors[i].is_meta();
+  auto at_rank0 = missing.to(mesh.device(), /*non_blocking=*/false, /*copy=*/true);
+  engine::broadcast_from_rank0(mesh, {at_rank0});
+  at_rank0 = at_rank0.cpu();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& t = tensors[i];
+    bool rank0_lacks = at_rank0.data_ptr<uint8_t>()[i] != 0;
+    FSDPP_ENFORCE(!rank0_lacks || t.is_meta(), UsageError, "sync_from_rank0: rank 0 has a tensor of shape [{}] on the meta device, this rank on {}",
+                  fmt::join(t.sizes(), ", "), t.device().str());
+    if (rank0_lacks || !t.is_meta()) continue;
+    engine::point_handle(t, at::empty(t.sizes(), at::TensorOptions(mesh.device()).dtype(t.scalar_type())));
+    torch::autograd::impl::set_grad_accumulator(t, {});
+  }
+}
+
 // Parameters, and buffers of the modules that no nested unit has already made equal.
-void sync_from_rank0(const std::vector<ModulePtr>& modules, const Collected& collected, comm::Mesh& mesh) {
+void sync_from_rank0(const std::vector<ModulePtr>& modules, const Collected& collected, comm::Mesh& mesh, bool asked_for) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> tensors;
-  for (auto& p : collected.own) tensors.push_back(p.handle.detach());
-  for (auto& m : modules)
-    for (auto& inner : m->modules(true))
-      if (inner == m || !engine::find_unit(inner.get()))
-        for (auto& b : inner->buffers(false)) tensors.push_back(b);
+  for (auto& p : collected.own) tensors.push_back(p.handle);
+  for (auto& b : own_buffers(modules)) tensors.push_back(b);
+  if (asked_for) make_room(tensors, mesh);
+  std::erase_if(tensors, [](auto& t) { return t.is_meta(); });  // materialize() gives every rank the same values
+  for (auto& t : tensors) t = t.detach();
   engine::broadcast_from_rank0(mesh, tensors);
 }
 
@@ -113,11 +161,17 @@ void sync_from_rank0(const std::vector<ModulePtr>& modules, const Collected& col
 UnitHandle fully_shard(const std::vector<ModulePtr>& modules, std::shared_ptr<comm::Mesh> mesh, const FullyShardOptions& options) {
   FSDPP_ENFORCE(mesh != nullptr, UsageError, "fully_shard got no mesh. Try: Mesh::shard(World::init()).");
   check_modules(modules);
+  auto buffer_dtype = options.mp_policy.buffer_dtype;
+  FSDPP_ENFORCE(!buffer_dtype || c10::isFloatingType(*buffer_dtype), ConfigError, "buffer_dtype: expected a floating-point dtype, got {}",
+                c10::toString(*buffer_dtype));
+  const DeferredInit::Pause pause;
   auto collected = collect(modules, mesh->device(), options);
-  if (options.sync_from_rank0.value_or(mesh->replicate_size() > 1)) sync_from_rank0(modules, collected, *mesh);
+  if (options.sync_from_rank0.value_or(mesh->replicate_size() > 1)) sync_from_rank0(modules, collected, *mesh, options.sync_from_rank0.has_value());
+  check_not_mixed(collected.own);
   auto unit = std::make_shared<Unit>(std::vector<std::weak_ptr<torch::nn::Module>>(modules.begin(), modules.end()), collected.own,
                                      std::move(mesh), options);
   for (auto& owner : collected.borrowed) unit->borrow(owner);
+  if (buffer_dtype) cast_buffers(modules, *buffer_dtype);
   unit->attach();
   engine::register_unit(unit, modules);
   return UnitHandle(unit);
@@ -146,6 +200,7 @@ void register_post_accumulate_grad_hook(const at::Tensor& parameter, std::functi
 at::Tensor full_tensor(const at::Tensor& parameter) {
   auto info = sharding_of(parameter);
   auto unit = engine::find_unit(parameter);
+  unit->check_materialized();
   engine::ShardAccess access;
   return shard::full_tensor(info, unit->local_shard(parameter).detach());
 }

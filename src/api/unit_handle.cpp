@@ -55,7 +55,7 @@ void UnitHandle::unshard(bool async) const {
 
 void UnitHandle::wait_unshard() const {
   auto unit = lock(unit_);
-  FSDPP_ENFORCE(unit->state() != engine::UnitState::Sharded, UsageError,
+  FSDPP_ENFORCE(unit->buffers().empty() || unit->state() != engine::UnitState::Sharded, UsageError,
                 "wait_unshard on unit '{}', which is sharded. Try: unshard(true) first.", unit->name());
   unit->show();
 }
@@ -161,6 +161,23 @@ std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& mod
     if (node.empty()) continue;
     node.mapped().name = named.key();
     result.push_back(std::move(node.mapped()));
+  }
+  return result;
+}
+
+std::vector<shard::ShardedParam> sharded_parameters(const std::vector<at::Tensor>& parameters) {
+  std::unordered_map<const Unit*, std::unordered_map<const c10::TensorImpl*, shard::ShardedParam>> by_unit;
+  std::vector<shard::ShardedParam> result;
+  for (const at::Tensor& parameter : parameters) {
+    auto unit = engine::find_unit(parameter);
+    if (!unit) continue;
+    auto [entry, is_new] = by_unit.try_emplace(unit.get());
+    if (is_new)
+      for (auto& p : unit->sharded_params()) {
+        auto* key = p.handle.unsafeGetTensorImpl();
+        entry->second.emplace(key, std::move(p));
+      }
+    if (auto node = entry->second.extract(parameter.unsafeGetTensorImpl()); !node.empty()) result.push_back(std::move(node.mapped()));
   }
   return result;
 }

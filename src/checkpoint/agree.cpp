@@ -11,7 +11,7 @@
 #include "base/enforce.h"
 #include "fsdpp/comm/mesh.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 namespace {
 
 comm::Buffer buffer_of(const at::Tensor& t) { return {t.data_ptr(), t.numel(), t.scalar_type()}; }
@@ -20,13 +20,13 @@ comm::Buffer buffer_of(const at::Tensor& t) { return {t.data_ptr(), t.numel(), t
 int64_t smallest(const comm::Mesh& mesh, int64_t mine) {
   auto t = at::full({1}, mine, at::TensorOptions().dtype(at::kLong).device(mesh.device()));
   const auto stream = cuda::current_stream(mesh.device());
-  mesh.gather_comm().all_reduce(buffer_of(t), buffer_of(t), comm::ReduceOp::Min, stream, {"checkpoint status", {}}).wait(stream);
+  for (auto* comm : {&mesh.gather_comm(), &mesh.replicate_comm()})
+    comm->all_reduce(buffer_of(t), buffer_of(t), comm::ReduceOp::Min, stream, {"checkpoint status", {}}).wait(stream);
   return t.item<int64_t>();
 }
 
-/// The text of rank `root`, on every rank. `length` travels first.
-std::string broadcast_text(const comm::Mesh& mesh, const std::string& mine, int root) {
-  auto& comm = mesh.gather_comm();
+/// The text of the communicator's rank `root`, on all of its ranks. `length` travels first.
+std::string broadcast_text(const comm::Mesh& mesh, comm::Communicator& comm, const std::string& mine, int root) {
   const auto stream = cuda::current_stream(mesh.device());
   auto length = at::full({1}, static_cast<int64_t>(mine.size()), at::TensorOptions().dtype(at::kLong).device(mesh.device()));
   comm.broadcast(buffer_of(length), root, stream, {"checkpoint error length", {}}).wait(stream);
@@ -44,19 +44,20 @@ std::string broadcast_text(const comm::Mesh& mesh, const std::string& mine, int 
 }  // namespace
 
 void run_and_agree(const comm::Mesh* mesh, const std::function<void()>& work) {
-  if (mesh == nullptr || mesh->shard_size() == 1) return work();
+  if (mesh == nullptr || mesh->shard_size() * mesh->replicate_size() == 1) return work();
   std::optional<std::string> error;
   try {
     work();
   } catch (const std::exception& e) {
     error = e.what();
   }
-  const int size = mesh->shard_size();
-  const auto first = smallest(*mesh, error ? mesh->shard_rank() : size);
+  const int shards = mesh->shard_size(), size = shards * mesh->replicate_size();
+  const auto first = static_cast<int>(smallest(*mesh, error ? mesh->replicate_rank() * shards + mesh->shard_rank() : size));
   if (first == size) return;
-  const auto text = broadcast_text(*mesh, error.value_or(""), static_cast<int>(first));
+  auto text = broadcast_text(*mesh, mesh->gather_comm(), error.value_or(""), first % shards);
+  text = broadcast_text(*mesh, mesh->replicate_comm(), text, first / shards);
   if (error) throw CheckpointError(*error);
   throw CheckpointError(rank_prefix() + "another rank failed: " + text);
 }
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 
 /// The format's dtype names that LibTorch has a type for.
 inline constexpr std::array<std::pair<std::string_view, c10::ScalarType>, 15> kDtypes{{
@@ -41,4 +41,4 @@ inline std::string dtype_names() {
   return all;
 }
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 
 FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
@@ -30,4 +30,4 @@ int sync_folder_of(const std::string& path) noexcept {
   return ::fsync(fd.get()) == 0 ? 0 : errno;
 }
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -6,7 +6,7 @@
 #include <string>
 #include <system_error>
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 
 /// Closes a file descriptor on every way out.
 class FileDescriptor {
@@ -30,4 +30,4 @@ class FileDescriptor {
 /// Flushes the folder of `path`, so that a rename in it survives a crash. Returns 0 or the errno value.
 [[nodiscard]] int sync_folder_of(const std::string& path) noexcept;
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -14,7 +14,7 @@
 #include "checkpoint/model_tensors.h"
 #include "checkpoint/safetensors.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 namespace {
 
 std::span<const std::byte> bytes_of(const at::Tensor& t) { return {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}; }
@@ -122,4 +122,4 @@ LoadResult load_full(torch::nn::Module& model, const std::string& path, bool str
   return names;
 }
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

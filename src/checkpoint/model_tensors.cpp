@@ -5,7 +5,7 @@
 #include "base/enforce.h"
 #include "fsdpp/api/unit_handle.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 namespace {
 
 class Collector {
@@ -51,4 +51,4 @@ ModelTensors collect_tensors(const torch::nn::Module& model) {
   return std::move(collector.result);
 }
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -9,7 +9,7 @@
 
 #include "fsdpp/shard/sharded_param.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 
 /// A parameter or buffer of a model, once however many names it has.
 struct ModelTensor {
@@ -30,4 +30,4 @@ struct ModelTensors {
 /// parameters lie on different meshes.
 [[nodiscard]] ModelTensors collect_tensors(const torch::nn::Module& model);
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -12,7 +12,7 @@
 /// The safetensors file format: 8 bytes of little-endian header length, a JSON header
 /// `{"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …, "__metadata__": {"key": "value"}}`, then the
 /// data. Offsets count from the start of the data, the tensors' ranges cover it without holes or overlaps.
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 
 using Metadata = std::map<std::string, std::string>;
 
@@ -101,4 +101,4 @@ class SafetensorsWriter {
   std::vector<bool> written_;
 };
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -16,7 +16,7 @@
 #include "checkpoint/file_io.h"
 #include "checkpoint/safetensors.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 namespace {
 
 using nlohmann::json;
@@ -168,4 +168,4 @@ std::span<const std::byte> SafetensorsReader::data(const TensorEntry& entry) con
   return file_.bytes().subspan(data_start_ + entry.begin, entry.bytes());
 }
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -12,7 +12,7 @@
 #include "checkpoint/file_io.h"
 #include "checkpoint/safetensors.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 namespace {
 
 uint64_t bytes_of(const TensorSpec& spec) {
@@ -103,4 +103,4 @@ void SafetensorsWriter::commit() {
   FSDPP_ENFORCE(error == 0, CheckpointError, "{}: written, but its folder can't be flushed: {}", path_, reason(error));
 }
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -182,7 +182,8 @@ void CommContext::prefetch_backward(const Unit& unit) {
       if (auto next = weak.lock(); next && !next->in_backward()) gather_ahead(next, false);
     return;
   }
-  for (int64_t i = unit.post_forward_index() - 1; i >= 0; --i) {
+  auto known = static_cast<int64_t>(post_forward_order_.size());  // an earlier backward may have cleared the order
+  for (int64_t i = std::min(unit.post_forward_index(), known) - 1; i >= 0; --i) {
     auto previous = post_forward_order_[static_cast<size_t>(i)].lock();
     if (!previous || previous.get() == &unit) continue;
     if (!previous->in_backward()) gather_ahead(previous, false);

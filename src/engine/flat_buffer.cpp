@@ -9,11 +9,15 @@
 #include <numeric>
 
 #include "base/enforce.h"
-#include "engine/kernel_call.h"
 #include "engine/use_guard.h"
+#include "shard/kernel_call.h"
 #include "shard/local_shape.h"
 
 namespace fsdpp::engine {
+
+using shard::kernel_dtype;
+using shard::run_cast;
+
 namespace {
 
 shard::ParamShape shape_of(at::IntArrayRef sizes) {
@@ -50,16 +54,6 @@ std::vector<kernels::PackPiece> find_gaps(const shard::Plan& plan) {
 }
 
 }  // namespace
-
-kernels::DType kernel_dtype(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Float: return kernels::DType::F32;
-    case c10::ScalarType::Double: return kernels::DType::F64;
-    case c10::ScalarType::Half: return kernels::DType::F16;
-    case c10::ScalarType::BFloat16: return kernels::DType::BF16;
-    default: fail<ConfigError>("dtype {} can't be cast or reduced: expected float32, float64, float16 or bfloat16", c10::toString(type));
-  }
-}
 
 void FlatBuffer::Config::set_dtype(c10::ScalarType original) {
   dtype = original;
@@ -115,9 +109,9 @@ at::Tensor FlatBuffer::make_slice(bool on_host, bool zeroed) const {
   return zeroed ? at::zeros({plan_.slice_numel}, options) : at::empty({plan_.slice_numel}, options);
 }
 
-void FlatBuffer::make_storages() {
+void FlatBuffer::make_storages(at::Tensor shard) {
   aliased_ = config_.world_size == 1 && !casts() && !config_.offload_params;
-  shard_ = make_slice(config_.offload_params, /*zeroed=*/true);
+  shard_ = std::move(shard);
   if (aliased_) {
     gathered_ = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shard_.storage().unsafeGetStorageImpl());
   } else {
@@ -135,17 +129,32 @@ void FlatBuffer::make_views_of(ParamState& p) {
 
 void FlatBuffer::make_views(const std::vector<at::Tensor>& handles) {
   at::NoGradGuard no_grad;
-  make_storages();
+  bool deferred = !handles.empty() && handles.front().is_meta();
+  make_storages(deferred ? at::empty({plan_.slice_numel}, at::TensorOptions(c10::kMeta).dtype(config_.dtype)) : make_shard());
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& p = params_[i];
     auto range = plan_.local_range(i, config_.rank);
-    if (range.size() > 0) {
+    if (deferred) {
+      p.on_meta = handles[i].detach();
+    } else if (range.size() > 0) {
       auto source = handles[i].detach().contiguous().view({-1}).narrow(0, range.begin, range.size());
       local_view(shard_, p).view({-1}).copy_(source);
     }
     make_views_of(p);
     point_handle(handles[i], p.shard_view);
     torch::autograd::impl::set_grad_accumulator(handles[i], {});
+  }
+}
+
+void FlatBuffer::take_shard(at::Tensor shard) {
+  make_storages(std::move(shard));
+  for (auto& p : params_) {
+    make_views_of(p);
+    p.on_meta = at::Tensor();
+    auto handle = p.handle();
+    if (!handle.defined()) continue;
+    point_handle(handle, p.shard_view);
+    torch::autograd::impl::set_grad_accumulator(handle, {});
   }
 }
 
@@ -167,7 +176,7 @@ void FlatBuffer::change_dtype(c10::ScalarType dtype) {
   unguard_storage(gathered_storage());
   config_.set_dtype(dtype);
   set_scales();
-  make_storages();
+  make_storages(make_shard());
   for (auto& p : params_) {
     make_views_of(p);
     p.accumulator.reset();

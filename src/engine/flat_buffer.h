@@ -45,6 +45,7 @@ struct ParamState {
   bool reduced = false;              ///< this backward's reduction held a gradient of this rank
   std::vector<std::function<void(const at::Tensor&)>> hooks;  ///< of the user, after a reduction
   uint32_t version = 0;              ///< of the handle when it was gathered last
+  at::Tensor on_meta;                ///< the whole parameter as it was built, while the shard has no memory
 
   [[nodiscard]] at::Tensor handle() const;  ///< undefined if the user dropped it
   /// Moves .grad of the handle to sharded_grad, once in a backward.
@@ -86,6 +87,15 @@ class FlatBuffer {
   /// Device memory that a gather of an offloaded shard needs besides the gathered buffer, for its time on the stream.
   [[nodiscard]] int64_t staging_bytes() const noexcept { return config_.offload_params && casts() ? shard_bytes() : 0; }
   [[nodiscard]] int64_t gradient_bytes() const noexcept;
+
+  // -- deferred initialisation (parameters built on the meta device) ---------------------------------------------------
+  [[nodiscard]] bool deferred() const noexcept { return shard_.is_meta(); }
+  /// Memory for the shard, zeroed.
+  [[nodiscard]] at::Tensor make_shard() const { return make_slice(config_.offload_params, /*zeroed=*/true); }
+  /// A parameter's part of `flat`, a tensor like shard().
+  [[nodiscard]] at::Tensor local_view(const at::Tensor& flat, const ParamState& param) const;
+  /// Puts `shard`, from make_shard(), in the place of the one without memory, and points the handles at it.
+  void take_shard(at::Tensor shard);
 
   // -- gather ----------------------------------------------------------------------------------------------------------
   /// Takes memory for the gathered buffer (on `stream`) and fills it: with one rank by a cast on `stream`; else writes the own
@@ -158,7 +168,7 @@ class FlatBuffer {
   void set_scales();
   [[nodiscard]] std::optional<c10::ScalarType> dtype_of_replaced_handles() const;
   void change_dtype(c10::ScalarType dtype);
-  void make_storages();
+  void make_storages(at::Tensor shard);
   void make_views_of(ParamState& param);
   void make_views(const std::vector<at::Tensor>& handles);
   void store_reduced_slice(SlotPool& staging_pool, cuda::StreamView stream, double scale, bool accumulate);
@@ -170,7 +180,6 @@ class FlatBuffer {
   [[nodiscard]] at::Tensor sharded_gradient_buffer() const;
   void publish_sharded_gradients();
   [[nodiscard]] char* reduced_slice() const noexcept;
-  [[nodiscard]] at::Tensor local_view(const at::Tensor& flat, const ParamState& param) const;
 
   Config config_;
   double divide_factor_ = 1.0;
@@ -193,8 +202,5 @@ class FlatBuffer {
   WeakStorage sharded_grad_storage_{c10::intrusive_ptr<c10::StorageImpl>()};  ///< the same afterwards: the gradients own it
   double pre_scale_ = 1.0, post_scale_ = 1.0;         ///< before and after the sum; together 1 / world
 };
-
-/// kernels::DType of a floating-point ScalarType the kernels know.
-[[nodiscard]] kernels::DType kernel_dtype(c10::ScalarType type);
 
 }  // namespace fsdpp::engine

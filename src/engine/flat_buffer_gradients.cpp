@@ -7,10 +7,15 @@
 
 #include "base/enforce.h"
 #include "engine/flat_buffer.h"
-#include "engine/kernel_call.h"
 #include "engine/use_guard.h"
+#include "shard/kernel_call.h"
 
 namespace fsdpp::engine {
+
+using shard::kernel_dtype;
+using shard::run_cast;
+using shard::run_pack;
+
 namespace {
 
 // fp16 sums overflow and means underflow: divide by about sqrt(world) before and the rest after. Others: after, once.

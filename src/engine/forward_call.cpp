@@ -7,13 +7,6 @@
 #include "engine/unit.h"
 
 namespace fsdpp::engine {
-namespace {
-
-void cast_to(at::Tensor& tensor, c10::ScalarType dtype) {
-  if (tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != dtype) tensor = tensor.to(dtype);
-}
-
-}  // namespace
 
 ForwardCall::ForwardCall(const torch::nn::Module& module) : module_(&module), unit_(find_unit(&module)) {
   if (!unit_) return;
@@ -36,17 +29,26 @@ void ForwardCall::enter() {
   unit_->pre_forward();
 }
 
+bool ForwardCall::moves(const at::Tensor& tensor) const {
+  return unit_->context().mesh().device().is_cuda() && tensor.device().is_cpu() && tensor.dim() > 0;
+}
+
+bool ForwardCall::casts(const at::Tensor& tensor) const {
+  auto& policy = unit_->policy();
+  return policy.cast_forward_inputs && policy.param_dtype && tensor.is_floating_point() && tensor.scalar_type() != *policy.param_dtype;
+}
+
+bool ForwardCall::changes(const at::Tensor& tensor) const { return tensor.defined() && (moves(tensor) || casts(tensor)); }
+
 void ForwardCall::input(at::Tensor& tensor) const {
   if (!tensor.defined()) return;
-  auto device = unit_->context().mesh().device();
-  if (device.is_cuda() && tensor.device().is_cpu() && tensor.dim() > 0) tensor = tensor.to(device, /*non_blocking=*/true);
-  auto& policy = unit_->policy();
-  if (policy.cast_forward_inputs && policy.param_dtype) cast_to(tensor, *policy.param_dtype);
+  if (moves(tensor)) tensor = tensor.to(unit_->context().mesh().device(), /*non_blocking=*/true);
+  if (casts(tensor)) tensor = tensor.to(*unit_->policy().param_dtype);
 }
 
 void ForwardCall::output(at::Tensor& tensor) {
   if (!tensor.defined()) return;
-  if (unit_->policy().output_dtype) cast_to(tensor, *unit_->policy().output_dtype);
+  if (auto dtype = unit_->policy().output_dtype; dtype && tensor.is_floating_point()) tensor = tensor.to(*dtype);
   if (!c10::GradMode::is_enabled() || !tensor.requires_grad()) return;
   will_backward_ = true;
   hook_output(tensor, unit_);

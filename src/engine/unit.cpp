@@ -13,6 +13,7 @@
 #include "engine/autograd_edges.h"
 #include "engine/registry.h"
 #include "engine/use_guard.h"
+#include "fsdpp/engine/recomputation.h"
 #include "fsdpp/trace/scope.h"
 
 namespace fsdpp::engine {
@@ -152,6 +153,7 @@ void Unit::set_root_default(bool is_root) {
 // -- memory and handles --------------------------------------------------------------------------------------------------
 
 bool Unit::cache_is_current() const {
+  if (shard_written_) return false;
   for (auto& b : buffers_)
     for (auto& p : b->params())
       if (auto h = p.handle(); h.defined() && (h._version() != p.version || b->is_replaced(h))) return false;
@@ -179,6 +181,7 @@ void Unit::gather_buffers(cuda::StreamView stream, bool from_group) {
 void Unit::gather(GatherReason reason) {
   if (state_ == UnitState::Cached && !cache_is_current()) reshard();
   if (state_ != UnitState::Sharded || buffers_.empty()) return;
+  check_materialized();
   trace::Scope scope(trace::Kind::Unshard, name_, gathered_bytes_);
   auto stream = context_->gather_stream();
   bool from_group = has_group_pieces();
@@ -195,6 +198,7 @@ void Unit::gather(GatherReason reason) {
   for (auto& b : buffers_)
     for (auto& p : b->params())
       if (auto h = p.handle(); h.defined()) p.version = h._version();
+  shard_written_ = false;
   state_ = UnitState::Gathering;
   ++stats_.gathers;
   if (reason == GatherReason::Forward) ++stats_.forward_gathers;
@@ -274,10 +278,11 @@ void Unit::release_accumulators() {
 void Unit::pre_forward() {
   trace::Scope scope(trace::Kind::PreForward, name_);
   check_hooks();
-  gather(in_backward() ? GatherReason::Backward : GatherReason::Forward);
-  if (!in_backward() && !buffers_.empty()) context_->record_forward_use(shared_from_this());
+  bool recomputes = in_backward() || torch::autograd::get_current_graph_task_id() >= 0;
+  gather(recomputes ? GatherReason::Backward : GatherReason::Forward);
+  if (!recomputes && !buffers_.empty()) context_->record_forward_use(shared_from_this());
   show();
-  began_at_ = context_->next_tick();
+  if (!Recomputation::running()) began_at_ = context_->next_tick();
   for (auto& weak : borrowed_)
     if (auto owner = weak.lock()) owner->lend();
 }
@@ -319,8 +324,12 @@ void Unit::post_forward(const torch::nn::Module* module, bool will_backward) {
     if (auto owner = weak.lock()) owner->take_back(will_backward);
   if (in_backward() || lent_ > 0) return;  // recomputation: backward goes on with the gathered parameters; or a borrower does
   hide();
-  bool recomputes = torch::autograd::get_current_graph_task_id() >= 0;  // its backward follows at once
-  if (!recomputes) leave_group(module, will_backward);
+  bool recomputes = torch::autograd::get_current_graph_task_id() >= 0;  // its backward follows at once, if there is one
+  if (!recomputes)
+    leave_group(module, will_backward);
+  else if (!will_backward)
+    end_forward(false);
+  if (Recomputation::running()) return;  // backward goes through what the first run did
   if (will_backward && !buffers_.empty()) post_forward_index_ = context_->record_post_forward(shared_from_this());
   ended_at_ = context_->next_tick();
 }

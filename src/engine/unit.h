@@ -45,6 +45,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   ~Unit();
   void attach();
 
+  // -- deferred initialisation -----------------------------------------------------------------------------------------
+  [[nodiscard]] bool deferred() const;
+  /// Throws UsageError, naming the parameters, while they are on the meta device.
+  void check_materialized() const;
+  /// Gives the shards memory, lets `fill` write each parameter's part (contiguous, on the device, no guard) and shows it all: nothing
+  /// has changed if `fill` throws.
+  using Filler = std::function<void(const ParamState& param, shard::Range range, const at::Tensor& local)>;
+  void materialize(const Filler& fill);
+
   // -- identity --------------------------------------------------------------------------------------------------------
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
@@ -122,6 +131,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // -- use guard -------------------------------------------------------------------------------------------------------
   [[nodiscard]] bool serves_operators(const at::Tensor& tensor) const;
+  /// The local shards changed, perhaps without a new version of the handles.
+  void note_shard_written() noexcept { shard_written_ = true; }
   [[nodiscard]] bool is_shard_of(const at::Tensor& tensor) const;
   [[nodiscard]] std::string name_of(const at::Tensor& tensor) const;
   /// The local shard of a parameter, whatever its handle shows. REQUIRES: it is this unit's.
@@ -209,6 +220,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int64_t expected_grads_ = 0, seen_grads_ = 0;
   std::atomic<int64_t> awaited_outputs_{0};  ///< outputs whose graphs are alive
   int64_t began_at_ = 0, ended_at_ = 0;  ///< last forward, in the context's ticks
+  bool shard_written_ = false;       ///< since the last gather
   int lent_ = 0;                     ///< forwards of borrowers that run
   bool kept_after_backward_ = false; ///< gathered memory stays, since reshard_after_backward is off
   int64_t post_forward_index_ = -1;  ///< where CommContext::record_post_forward put it last

@@ -14,6 +14,7 @@
 #include <unordered_map>
 
 #include "base/enforce.h"
+#include "engine/deferred_ops.h"
 #include "engine/unit.h"
 
 namespace fsdpp::engine {
@@ -54,7 +55,7 @@ bool is_forward_op(std::string_view name) {
 bool records_graph(const at::Tensor& t, const c10::OperatorHandle& op) {
   if (!c10::GradMode::is_enabled() || !t.requires_grad()) return false;
   std::string_view name = op.operator_name().name;
-  if (name == "aten::detach" || name == "aten::alias" || name == "aten::requires_grad_") return false;
+  if (name == "aten::detach" || name == "aten::alias" || name == "aten::requires_grad_" || name == "aten::to") return false;
   const auto& returns = op.schema().returns();
   return std::any_of(returns.begin(), returns.end(), [](auto& r) { return r.type()->kind() != c10::TypeKind::BoolType; });
 }
@@ -62,6 +63,9 @@ bool records_graph(const at::Tensor& t, const c10::OperatorHandle& op) {
 void check_use(const at::Tensor& t, const c10::OperatorHandle& op) {
   auto unit = owner_of(t);
   if (!unit || unit->serves_operators(t)) return;
+  if (t.is_meta() && op.schema().is_mutable() && !changes_metadata_only(op))
+    fail<UsageError>("{} was called with parameter '{}', which has no memory yet. Try: fsdpp::materialize(*model) first, or initialise "
+                     "it before fully_shard.", op.operator_name().name, unit->name_of(t));
   if (torch::autograd::get_current_graph_task_id() >= 0) {
     unit->pre_backward();
     return;
@@ -91,14 +95,37 @@ void check_value(const c10::IValue& value, const c10::OperatorHandle& op) {
   }
 }
 
+// Written by an operator, also through a view with a version of its own (p.data()): a gathered copy is no longer current.
+void note_writes(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  auto note = [](const at::Tensor& t) {
+    if (!t.defined() || !t.unsafeGetTensorImpl()->key_set().has(kKey)) return;
+    if (auto unit = owner_of(t); unit && unit->is_shard_of(t)) unit->note_shard_written();
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    if (!alias || !alias->isWrite()) continue;
+    const auto& value = stack[stack.size() - arguments.size() + i];
+    if (value.isTensor()) note(value.toTensor());
+    if (value.isTensorList())
+      for (const at::Tensor& t : value.toTensorVector()) note(t);
+  }
+}
+
 void guard_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (shard_access == 0)
     for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) check_value(value, op);
+  note_writes(op, *stack);
+  const bool deferring = c10::impl::tls_is_dispatch_key_included(kKey);
   c10::impl::ExcludeDispatchKeyGuard once(kKey);
-  op.redispatchBoxed(keys & kBelow, stack);
+  if (deferring || reads_recorded(op, *stack))
+    run_recorded(op, keys & kBelow, stack, deferring);
+  else
+    op.redispatchBoxed(keys & kBelow, stack);
 }
 
 c10::DispatchKey backend_of(const c10::Storage& storage) {
+  if (storage.device().is_meta()) return c10::DispatchKey::Meta;
   return storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
 }
 
@@ -117,6 +144,12 @@ at::Tensor make_tensor_on(const c10::Storage& storage, c10::ScalarType dtype, at
 
 at::Tensor make_guarded_tensor_on(const c10::Storage& storage, c10::ScalarType dtype, at::IntArrayRef sizes, int64_t storage_offset) {
   return make_on(storage, dtype, sizes, storage_offset, c10::DispatchKeySet({backend_of(storage), kKey}));
+}
+
+at::Tensor make_guarded_view(const at::Tensor& tensor) {
+  auto view = make_guarded_tensor_on(tensor.storage(), tensor.scalar_type(), {0}, 0);
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return view;
 }
 
 void point_handle(const at::Tensor& handle, const at::Tensor& view) {

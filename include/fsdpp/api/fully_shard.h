@@ -19,12 +19,13 @@ namespace fsdpp {
 /// root last; call modules through FSDPP_MODULE holders.
 ///
 /// Before: every rank holds the same full parameters (built from the same seed, or loaded) on the mesh's device; each keeps its
-///   own part, the full originals are freed. Handles keep their identity: an optimizer built before stays right.
+///   own part, the full originals are freed. Handles keep their identity: an optimizer built before stays right. Or all parameters
+///   of the unit are on the meta device (fsdpp/api/deferred_init.h): the unit then has a plan but no memory until materialize().
 /// After: between steps every parameter's data is this rank's local shard, and its .grad the mean over the ranks of that part.
 ///   Gradients of parameters that a backward did not reach stay undefined.
 /// Not collective; the first forward is (it compares the model across ranks).
 /// Throws UsageError, before anything is changed: on a module that a unit manages already, a parameter on another device than
-///   the mesh's, an empty list; ConfigError for a parameter dtype or policy that can't be trained.
+///   the mesh's, parameters with and without memory in one unit, an empty list; ConfigError for a parameter dtype or policy that can't be trained.
 FSDPP_API UnitHandle fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
                                  std::shared_ptr<comm::Mesh> mesh, const FullyShardOptions& options = {});
 

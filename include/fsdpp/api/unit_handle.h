@@ -91,5 +91,7 @@ class FSDPP_API UnitHandle {
 [[nodiscard]] FSDPP_API int64_t reserved_buffer_bytes(const torch::nn::Module& module);
 /// Metadata of every sharded parameter at or below `module`, in `parameters()` order of the module tree, each once.
 [[nodiscard]] FSDPP_API std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module);
+/// Metadata of those of `parameters` that a unit manages, in their order.
+[[nodiscard]] FSDPP_API std::vector<shard::ShardedParam> sharded_parameters(const std::vector<at::Tensor>& parameters);
 
 }  // namespace fsdpp

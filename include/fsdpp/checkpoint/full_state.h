@@ -6,7 +6,7 @@
 
 #include "fsdpp/base/export.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 
 /// Writes all parameters and buffers of the model, gathered, to one safetensors file. Keys are the names of
 /// named_parameters() / named_buffers(); a tied parameter is written once, under its first name. Rank 0 writes, one tensor in
@@ -23,4 +23,4 @@ struct LoadResult {
 /// A wrong shape is a CheckpointError with both shapes in either mode, before anything is changed.
 FSDPP_API LoadResult load_full(torch::nn::Module& model, const std::string& path, bool strict = true);
 
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

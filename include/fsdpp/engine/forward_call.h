@@ -27,11 +27,13 @@ class FSDPP_API ForwardCall {
 
   /// False when the module belongs to no unit.
   [[nodiscard]] bool sharded() const noexcept { return unit_ != nullptr; }
-  /// True when input() would change floating-point tensors: arguments then have to be visited.
+  /// False when input() changes nothing: arguments need not be visited.
   [[nodiscard]] bool casts_inputs() const noexcept { return casts_inputs_; }
   /// Pre-forward: gathers the unit (waits on the current stream), shows the gathered parameters, gathers ahead. Collective.
   void enter();
-  /// Casts a floating-point tensor to the policy's param_dtype.
+  /// Whether input() changes this tensor.
+  [[nodiscard]] bool changes(const at::Tensor& tensor) const;
+  /// Moves a tensor from the CPU to the unit's GPU (scalars stay) and casts a floating-point one to the policy's param_dtype.
   void input(at::Tensor& tensor) const;
   /// Casts to output_dtype and arms the unit's pre-backward.
   void output(at::Tensor& tensor);
@@ -39,6 +41,8 @@ class FSDPP_API ForwardCall {
   void leave();
 
  private:
+  [[nodiscard]] bool moves(const at::Tensor& tensor) const;
+  [[nodiscard]] bool casts(const at::Tensor& tensor) const;
   const torch::nn::Module* module_;
   std::shared_ptr<Unit> unit_;
   bool casts_inputs_ = false;

@@ -16,8 +16,13 @@ struct MixedPrecisionPolicy {
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   /// dtype to which floating-point outputs of the unit's forward are cast.
   std::optional<c10::ScalarType> output_dtype = std::nullopt;
-  /// Cast floating-point inputs of the unit's forward to param_dtype.
+  /// Cast floating-point inputs of the unit's forward to param_dtype. One argument less: `module(x, no_cast(y))`.
   bool cast_forward_inputs = true;
+  /// dtype to which fully_shard casts the floating-point buffers of the unit's modules (those below nested units are theirs),
+  /// once and for good. Unset, as in FSDP2: buffers keep their dtype; the running statistics of norms should, since sums of
+  /// small steps get lost in 16 bits. LibTorch's batch norm wants weights and statistics of one dtype: best a unit of its own with
+  /// param_dtype unset and output_dtype set.
+  std::optional<c10::ScalarType> buffer_dtype = std::nullopt;
 };
 
 /// What happens to the gathered parameters between forward and backward.
@@ -59,7 +64,8 @@ struct FullyShardOptions {
   /// Unset: everything stays on the device. Parameters may be on the CPU or on the device when fully_shard is called.
   std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   /// Give every rank the parameters and buffers of the mesh's rank 0 first. Makes fully_shard collective. Unset: true on a mesh
-  /// that replicates (replicas must start equal), else false.
+  /// that replicates (replicas must start equal), else false. Set to true, only rank 0 needs values: other ranks may have the module
+  /// on the meta device, and get memory for the whole of this unit's parameters while it is sharded.
   std::optional<bool> sync_from_rank0 = std::nullopt;
 };
 
