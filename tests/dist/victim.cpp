@@ -23,7 +23,7 @@
 
 namespace {
 
-namespace full_state = fsdpp::checkpoint;
+namespace full_state = fsdpp::dcp;
 using Flags = std::map<std::string, std::string>;
 
 struct SumImpl : torch::nn::Module {

@@ -14,7 +14,7 @@ namespace fsdpp::test {
 
 /// What the engine did on this thread, in order: "unshard block0" when a gather is issued, "reshard block0" when the memory is given
 /// back, "post_backward block0" when a unit's gradients are handed on, and, if asked for, each collective as
-/// "all_gather block0" when it is issued and each span of a unit's hooks. The root unit's name is empty.
+/// "all_gather block0" when it is issued (but for comparisons between ranks) and each span of a unit's hooks. The root unit's name is empty.
 ///
 /// One for each rank thread; it listens from construction to destruction. With a world of processes (second constructor) it hears the
 /// whole process, since a backward on a GPU runs on a thread of its own.
@@ -30,18 +30,21 @@ class EventLog final : public trace::Listener {
   EventLog& operator=(const EventLog&) = delete;
 
   void begin(const trace::Event& e) noexcept override {
-    if (what_ == What::Hooks) return add("+" + std::string(trace::name_of(e.kind)), e.name);
+    if (what_ == What::Hooks) return add(hook('+', e), e.name);
     if (what_ == What::Collectives) return;
     if (e.kind == trace::Kind::Unshard) add("unshard", e.name);
     if (e.kind == trace::Kind::Reshard) add("reshard", e.name);
   }
   void end(const trace::Event& e) noexcept override {
-    if (what_ == What::Hooks) return add("-" + std::string(trace::name_of(e.kind)), e.name);
+    if (what_ == What::Hooks) return add(hook('-', e), e.name);
     if (what_ != What::Collectives && e.kind == trace::Kind::PostBackward) add("post_backward", e.name);
   }
   void begin(const trace::CollectiveEvent& e) noexcept override {
-    if (what_ != What::Units && what_ != What::Hooks && e.sequence >= 0 && e.label != "model check") add(std::string(e.op), e.label);
+    if (what_ != What::Units && what_ != What::Hooks && e.sequence >= 0 && !is_check(e.label)) add(std::string(e.op), e.label);
   }
+
+  /// Comparisons between ranks, which the engine makes for itself.
+  static bool is_check(std::string_view label) { return label == "model check" || label == "step check"; }
 
   /// The events so far; the log is empty afterwards.
   [[nodiscard]] std::vector<std::string> take() {
@@ -57,9 +60,11 @@ class EventLog final : public trace::Listener {
   [[nodiscard]] const std::vector<std::string>& seen() const noexcept { return seen_; }
 
  private:
+  static std::string hook(char sign, const trace::Event& e) { return std::string(1, sign).append(trace::name_of(e.kind)); }
   void add(std::string what, std::string_view name) noexcept {
+    if (!name.empty()) what.append(" ").append(name);
     std::lock_guard lock(mutex_);
-    seen_.push_back(name.empty() ? what : what + " " + std::string(name));
+    seen_.push_back(std::move(what));
   }
 
   What what_;

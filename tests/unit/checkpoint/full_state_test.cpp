@@ -16,7 +16,7 @@
 #include "fsdpp/api/fully_shard.h"
 #include "fsdpp/base/error.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 namespace {
 
 using testing::AllOf;
@@ -219,4 +219,4 @@ TEST_F(FullState, TiedParameterUnderItsSecondName_IsLoaded) {
 }
 
 }  // namespace
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

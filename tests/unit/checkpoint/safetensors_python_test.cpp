@@ -16,7 +16,7 @@
 
 #include "checkpoint/safetensors.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 namespace {
 
 int run_peer(const std::string& mode, const std::string& path) {
@@ -82,4 +82,4 @@ TEST_F(SafetensorsPython, WritesWhatWeRead) {
 }
 
 }  // namespace
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

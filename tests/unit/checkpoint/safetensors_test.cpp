@@ -10,7 +10,7 @@
 
 #include "fsdpp/base/error.h"
 
-namespace fsdpp::checkpoint {
+namespace fsdpp::dcp {
 namespace {
 
 using testing::AllOf;
@@ -201,4 +201,4 @@ TEST_F(Safetensors, EveryTruncationOfAGoodFile_IsAnError) {
 }
 
 }  // namespace
-}  // namespace fsdpp::checkpoint
+}  // namespace fsdpp::dcp

@@ -235,22 +235,6 @@ TEST_P(Edges, ExceptionInAForwardShardsTheUnitsItWasTiedTo) {
 
 // -- frozen --------------------------------------------------------------------------------------------------------------
 
-TEST_P(Edges, FrozenParametersAndUnitsTrainTheRest) {
-  each_rank([](std::shared_ptr<World> world) {
-    auto sharded = make_tiny_net(), plain = make_tiny_net();
-    for (auto* net : {&sharded, &plain}) {
-      (*net)->embed->weight.requires_grad_(false);
-      (*net)->blocks[1]->up->weight.requires_grad_(false);
-      for (auto& p : (*net)->blocks[2]->parameters()) p.requires_grad_(false);
-    }
-    shard_tiny_net(sharded, Mesh::shard(world));
-    auto ids = tokens(5);
-    for (int i = 0; i < 2; ++i) token_loss(sharded(ids), ids).backward(), token_loss(plain(ids), ids).backward();
-    expect_same_grads(*sharded, *plain);
-    expect_sharded(*sharded);
-  });
-}
-
 TEST_P(Edges, FrozenUnitsGiveTheirMemoryBackDuringBackward) {
   each_rank([](std::shared_ptr<World> world) {
     Chain chain(8);

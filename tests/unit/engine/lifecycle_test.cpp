@@ -166,36 +166,6 @@ TEST_P(Lifecycle, UnitsThatBackwardDoesNotReachGetNoGradientAndAreSharded) {
   });
 }
 
-// One module called twice in a forward.
-struct TwiceImpl : torch::nn::Module {
-  TwiceImpl() { inner = register_module("inner", TinyBlock(7)); }
-  at::Tensor forward(const at::Tensor& x) { return inner(inner(x)); }
-  TinyBlock inner{nullptr};
-};
-FSDPP_MODULE(Twice);
-
-TEST_P(Lifecycle, ModuleCalledTwiceGetsTheSumOfBothGradients) {
-  std::vector<at::Tensor> want;
-  {
-    Twice plain;
-    fill_parameters(*plain, 5);
-    for (int r = 0; r < GetParam(); ++r) (plain(at::full({2, 7}, r + 1.0) + at::arange(7)).square().mean() / GetParam()).backward();
-    for (auto& p : plain->parameters()) want.push_back(p.grad().clone());
-  }
-  each_rank([&](std::shared_ptr<World> world) {
-    auto mesh = Mesh::shard(world);
-    Twice m;
-    fill_parameters(*m, 5);
-    auto unit = fully_shard(m->inner, mesh);
-    fully_shard(m, mesh);
-    m(at::full({2, 7}, world->rank() + 1.0) + at::arange(7)).square().mean().backward();
-    auto params = m->parameters();
-    for (size_t i = 0; i < params.size(); ++i) EXPECT_LT(relative_error(full_grad(params[i]), want[i]), 1e-6);
-    EXPECT_EQ(unit.stats().reduces, 1);
-    EXPECT_TRUE(unit.is_sharded());
-  });
-}
-
 TEST_P(Lifecycle, GradientsThatTheUserKeepsAreNotOverwritten) {
   each_rank([&](std::shared_ptr<World> world) {
     auto m = std::make_shared<Vec>(5);

@@ -1,7 +1,6 @@
 // Sharded training against plain training of the same model on the union of the ranks' batches.
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <chrono>
 #include <mutex>
@@ -92,16 +91,6 @@ void expect_close(const Trained& got, const Trained& want, double tolerance) {
 
 class Training : public ::testing::TestWithParam<int> {};
 
-TEST_P(Training, EqualsPlainTrainingForEveryReshardChoice) {
-  auto want = train_plain(GetParam(), 4, 1e-2);
-  for (auto reshard : {std::optional<bool>{}, std::optional<bool>{true}, std::optional<bool>{false}}) {
-    Setting setting{.world = GetParam()};
-    setting.block.reshard_after_forward = reshard;
-    setting.root.reshard_after_forward = reshard;
-    expect_close(train_sharded(setting, 4, 1e-2), want, 1e-5);
-  }
-}
-
 TEST_P(Training, OptimizerBuiltBeforeShardingTrainsAsWell) {
   Setting setting{.world = GetParam(), .optimizer_before = true};
   expect_close(train_sharded(setting, 4, 1e-2), train_plain(GetParam(), 4, 1e-2), 1e-5);
@@ -138,40 +127,6 @@ TEST(Training, CheckerSeesAWrongWeight) {
   EXPECT_GT(relative_error(wrong.weights[1], want.weights[1]), 1e-5);
 }
 
-// bf16 compute with fp32 reduction against the same arithmetic written out by hand.
-TEST(MixedPrecision, GradientsEqualAHandMadeReference) {
-  constexpr int kWorld = 2;
-  std::vector<at::Tensor> want;
-  {
-    auto master = make_tiny_net();
-    for (auto& p : master->parameters()) want.push_back(at::zeros_like(p, at::kFloat));
-    for (int r = 0; r < kWorld; ++r) {
-      auto net = make_tiny_net();
-      net->to(at::kBFloat16);
-      auto ids = tokens(r);
-      token_loss(net(ids), ids.flip(0)).backward();
-      auto params = net->parameters();
-      for (size_t i = 0; i < params.size(); ++i) want[i] += params[i].grad().to(at::kFloat) / kWorld;
-    }
-  }
-  run_local_world(kWorld, [&](std::shared_ptr<World> world) {
-    auto net = make_tiny_net();
-    FullyShardOptions options{.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
-    shard_tiny_net(net, Mesh::shard(world), options, options);
-    auto ids = tokens(world->rank());
-    auto logits = net(ids);
-    EXPECT_EQ(logits.scalar_type(), at::kBFloat16);
-    token_loss(logits, ids.flip(0)).backward();
-    auto params = net->parameters();
-    for (size_t i = 0; i < params.size(); ++i) {
-      EXPECT_EQ(params[i].scalar_type(), at::kFloat);
-      ASSERT_TRUE(params[i].grad().defined());
-      auto full = shard::full_tensor(sharding_of(params[i]), params[i].grad());
-      EXPECT_TRUE(at::equal(full, want[i])) << "parameter " << i << " error " << relative_error(full, want[i]);
-    }
-  });
-}
-
 TEST(Memory, ReservedBuffersStayWithinThePrintedFormula) {
   for (int ranks : {1, 2, 3})
     for (bool accumulates : {false, true})
@@ -192,43 +147,6 @@ TEST(Memory, ReservedBuffersStayWithinThePrintedFormula) {
         EXPECT_EQ(reserved_buffer_bytes(*net), after_second_step) << "a steady state allocates nothing";
         EXPECT_LT(formula.gathered, 7 * unit_of(*net->blocks[0]).memory().gathered_bytes) << "the formula must be less than the whole model";
       });
-}
-
-TEST(Accumulation, WithoutSyncEqualsOneLargeBatch) {
-  constexpr int kWorld = 2, kMicro = 3;
-  auto run = [&](bool sync_each) {
-    std::vector<at::Tensor> grads;
-    int64_t reduces = 0;
-    run_local_world(kWorld, [&](std::shared_ptr<World> world) {
-      auto net = make_tiny_net();
-      shard_tiny_net(net, Mesh::shard(world));
-      auto root = unit_of(*net);
-      for (int k = 0; k < kMicro; ++k) {
-        root.set_requires_gradient_sync(sync_each || k == kMicro - 1);
-        auto ids = tokens(10 * k + world->rank());
-        (token_loss(net(ids), ids) / kMicro).backward();
-      }
-      std::vector<at::Tensor> full;
-      for (auto& p : net->parameters()) full.push_back(shard::full_tensor(sharding_of(p), p.grad()));
-      if (world->rank() == 0) {
-        grads = full;
-        for (auto& u : units(*net)) reduces += u.stats().reduces;
-      }
-    });
-    EXPECT_EQ(reduces, sync_each ? 4 * kMicro : 4);
-    return grads;
-  };
-  auto plain = make_tiny_net();
-  for (int k = 0; k < kMicro; ++k)
-    for (int r = 0; r < kWorld; ++r) {
-      auto ids = tokens(10 * k + r);
-      (token_loss(plain(ids), ids) / kMicro / kWorld).backward();
-    }
-  auto params = plain->parameters();
-  for (bool sync_each : {true, false}) {
-    auto grads = run(sync_each);
-    for (size_t i = 0; i < params.size(); ++i) EXPECT_LT(relative_error(grads[i], params[i].grad()), 1e-6) << "parameter " << i;
-  }
 }
 
 }  // namespace

@@ -27,7 +27,7 @@
 
 namespace fsdpp::test {
 
-namespace full_state = fsdpp::checkpoint;  // save_full, load_full, LoadResult
+namespace full_state = fsdpp::dcp;  // save_full, load_full, LoadResult
 using comm::Mesh;
 using comm::World;
 using RankBody = std::function<void(std::shared_ptr<World>)>;

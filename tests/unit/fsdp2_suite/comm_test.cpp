@@ -53,7 +53,7 @@ TEST_P(CollectiveOps, AllGatherFp32) {
       unit.reshard();
       EXPECT_TRUE(unit.is_sharded());
       expect_handles_show_shards(*mlp);
-      expect_same_parameters(*mlp, *plain, false, 0.0);
+      expect_same_parameters(*mlp, *plain, 0.0);
     }
   });
 }
@@ -171,7 +171,7 @@ TEST(Communication, ManualReshardWithReshardAfterForwardFalse) {
     loss.backward();
     EXPECT_EQ(counts_of(log.take()), (WireCounts{.all_gathers = kBlocks + 1, .reduce_scatters = kBlocks + 1}));
     for (int r = 0; r < 2; ++r) (token_loss(plain(tokens(r).to(world->device())), tokens(r).to(world->device())) / 2).backward();
-    expect_same_parameters(*net, *plain, true);
+    expect_same_parameters(*net, *plain, 1e-6, 1e-6);
   });
 }
 
@@ -226,7 +226,7 @@ TEST_P(DivideFactor, SetReduceScatterDivideFactor) {
     }
     plain->embed->weight.mutable_grad().mul_(4 / factor);
     plain->head->weight.mutable_grad().mul_(4 / factor);
-    expect_same_parameters(*net, *plain, true);
+    expect_same_parameters(*net, *plain, 1e-6, 1e-6);
     EXPECT_THROW(unit_of(*net).set_gradient_divide_factor(0.0), ConfigError);
     EXPECT_THROW(unit_of(*net).set_gradient_divide_factor(-2.0), ConfigError);
   });
@@ -249,6 +249,40 @@ TEST(DivideFactors, Fp16DividesInTwoPartsByAnyFactor) {
     fully_shard(dot, Mesh::shard(world), {.mp_policy = {.param_dtype = at::kHalf, .reduce_dtype = at::kHalf}}).set_gradient_divide_factor(2);
     dot(at::full({5, 3}, 24576.0, world->device())).backward();
     EXPECT_TRUE(at::equal(full_grad(dot->w), at::full({5, 3}, 2 * 24576.0, world->device())));
+  });
+}
+
+// -- reductions in flight ------------------------------------------------------------------------------------------------
+
+// A matter of time and memory alone (time: overlap_test.cpp): the same bits.
+TEST(ReduceScatterMaxInputBuffers, ChangeNoBit) {
+  for (int replicas : {1, 2})
+    for (bool reshard : {true, false})
+      each_rank(4, [&](Rank world) {
+        FullyShardOptions options{.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16}, .reshard_after_forward = reshard};
+        std::vector<at::Tensor> want;
+        for (int count : {0, 1, 3}) {
+          auto net = tiny_net(*world, Mesh::hybrid(world, replicas), options);
+          if (count) unit_of(*net).set_reduce_scatter_max_input_buffers(count);
+          for (int step = 0; step < 3; ++step) token_loss(net(ids_of(*world, step)), ids_of(*world, step)).backward();
+          for (size_t i = 0; i < net->parameters().size(); ++i) {
+            auto grad = net->parameters()[i].grad();
+            if (count == 0) want.push_back(grad.clone());
+            EXPECT_TRUE(at::equal(grad, want[i])) << count << " in flight, parameter " << i;
+          }
+          auto formula = memory_formula(*net);
+          EXPECT_LE(reserved_buffer_bytes(*net), formula.gathered + formula.gradients);
+        }
+      });
+}
+
+TEST(ReduceScatterMaxInputBuffers, Validation) {
+  each_rank(1, [](Rank world) {
+    auto net = filled(Mlp(8), *world);
+    auto unit = fully_shard(net, Mesh::shard(world));
+    EXPECT_THROW(unit.set_reduce_scatter_max_input_buffers(0), ConfigError);
+    EXPECT_THROW(unit.set_reduce_scatter_max_input_buffers(-1), ConfigError);
+    unit.set_reduce_scatter_max_input_buffers(2);
   });
 }
 
@@ -324,7 +358,7 @@ TEST(UnshardMultiThread, UnshardWithoutLazyInit) {
 // -- one rank ------------------------------------------------------------------------------------------------------------
 
 TEST(ReduceOpWorldSize1, SingletonCopyDivision) {
-  for (auto factor : {std::optional<double>{}, std::optional{1.0}})
+  for (auto factor : {std::optional<double>{}, std::optional{1.0}, std::optional{2.0}})
     for (bool accumulates : {false, true})
       each_rank(1, [&](Rank world) {
         auto dot = filled(Dot(4, 8), *world);

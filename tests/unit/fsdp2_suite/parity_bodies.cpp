@@ -2,6 +2,8 @@
 
 #include <torch/nn/modules/normalization.h>
 
+#include <map>
+
 namespace fsdpp::test::suite {
 namespace {
 
@@ -43,6 +45,14 @@ TinyNet tiny_net(const World& world, int blocks = 3) {
 
 }  // namespace
 
+std::shared_ptr<Mesh> mesh_of(const Rank& world, int replicas) {
+  if (world->launcher() == "threads") return Mesh::hybrid(world, replicas);
+  static auto* meshes = new std::map<int, std::shared_ptr<Mesh>>;
+  auto& mesh = (*meshes)[replicas];
+  if (!mesh) mesh = Mesh::hybrid(world, replicas, "parity" + std::to_string(replicas));
+  return mesh;
+}
+
 std::vector<Reshard> reshard_choices(int size) {
   std::vector<Reshard> choices = {std::nullopt, true, false};
   if (size % 2 == 0) choices.push_back(2);
@@ -52,7 +62,7 @@ std::vector<Reshard> reshard_choices(int size) {
 void train_parity_single_group(const Rank& world, std::array<int64_t, 3> dims, Reshard reshard) {
   auto make = [&] { return filled(Mlp(dims[0], dims[1], dims[2]), *world); };
   auto sharded = make(), plain = make();
-  fully_shard(sharded, Mesh::shard(world), {.reshard_after_forward = reshard});
+  fully_shard(sharded, mesh_of(world), {.reshard_after_forward = reshard});
   expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {4, dims[0]}));
 }
 
@@ -60,7 +70,7 @@ void train_parity_multi_group(const Rank& world, Reshard reshard, Delay delay, b
   DelayedWorld delayed(*world, delay);
   auto sharded = tiny_net(*world), plain = tiny_net(*world);
   FullyShardOptions options{.reshard_after_forward = reshard};
-  shard_tiny_net(sharded, Mesh::shard(world), options, options);
+  shard_tiny_net(sharded, mesh_of(world), options, options);
   auto parity = with_delay(delay);
   parity.unshard_async = unshard_async;
   expect_train_parity(*world, token_trainee(sharded), token_trainee(plain), token_inputs(*world), parity);
@@ -69,7 +79,7 @@ void train_parity_multi_group(const Rank& world, Reshard reshard, Delay delay, b
 // Through the root, then through one of its units alone: that one has to order the streams and end the backward by itself.
 void non_root_forward_backward(const Rank& world) {
   auto sharded = filled(MlpStack(8, 3), *world), plain = filled(MlpStack(8, 3), *world);
-  auto mesh = Mesh::shard(world);
+  auto mesh = mesh_of(world);
   for (auto& m : sharded->mlps) fully_shard(m, mesh);
   fully_shard(sharded, mesh);
   auto alternating = [](MlpStack net) {
@@ -136,7 +146,7 @@ FSDPP_MODULE(NormStack);
 
 void multi_forward_module(const Rank& world, Reshard reshard) {
   auto sharded = filled(MultiForward(), *world), plain = filled(MultiForward(), *world);
-  auto mesh = Mesh::shard(world);
+  auto mesh = mesh_of(world);
   FullyShardOptions options{.reshard_after_forward = reshard};
   auto inner = fully_shard(sharded->inner, mesh, options);
   fully_shard(sharded, mesh, options);
@@ -151,7 +161,7 @@ void multi_forward_module(const Rank& world, Reshard reshard) {
 void explicit_prefetching(const Rank& world) {
   constexpr int kBlocks = 8, kAhead = 2;
   auto sharded = tiny_net(*world, kBlocks), plain = tiny_net(*world, kBlocks);
-  shard_tiny_net(sharded, Mesh::shard(world));
+  shard_tiny_net(sharded, mesh_of(world));
   auto block = [&](int i) { return unit_of(*sharded->blocks[static_cast<size_t>(i)]); };
   for (int i = 0; i + kAhead < kBlocks; ++i) block(i).set_modules_to_forward_prefetch({block(i + 1), block(i + 2)});
   for (int i = kAhead; i < kBlocks; ++i) block(i).set_modules_to_backward_prefetch({block(i - 1), block(i - 2)});
@@ -160,9 +170,11 @@ void explicit_prefetching(const Rank& world) {
 
 void post_optim_event(const Rank& world) {
   auto sharded = tiny_net(*world), plain = tiny_net(*world);
-  shard_tiny_net(sharded, Mesh::shard(world));
+  shard_tiny_net(sharded, mesh_of(world));
   ParityOptions parity;
+  int left = parity.iterations;
   parity.after_step = [&] {
+    if (--left == 0) return;  // nobody would wait for that event
     auto stream = cuda::current_stream(world->device());
     cuda::Event event;
     event.record(stream);
@@ -172,12 +184,13 @@ void post_optim_event(const Rank& world) {
   expect_train_parity(*world, token_trainee(sharded), token_trainee(plain), token_inputs(*world), parity);
 }
 
-void train_parity_with_shared_params(const Rank& world, Reshard reshard, bool in_one_unit) {
+void train_parity_with_shared_params(const Rank& world, Reshard reshard, Tying tying) {
   auto sharded = filled(Tied(23, 6), *world), plain = filled(Tied(23, 6), *world);
-  auto mesh = Mesh::shard(world);
+  auto mesh = mesh_of(world);
   FullyShardOptions options{.reshard_after_forward = reshard};
   fully_shard(sharded->block, mesh, options);
-  if (in_one_unit) fully_shard({sharded->embed.ptr(), sharded->head.ptr()}, mesh, options);
+  if (tying == Tying::InOneUnit) fully_shard({sharded->embed.ptr(), sharded->head.ptr()}, mesh, options);
+  if (tying == Tying::InTwoUnits) fully_shard(sharded->embed, mesh, options), fully_shard(sharded->head, mesh, options);
   fully_shard(sharded, mesh, options);
   expect_train_parity(*world, token_trainee(sharded), token_trainee(plain), token_inputs(*world));
 }
@@ -186,7 +199,7 @@ void train_parity_with_shared_params(const Rank& world, Reshard reshard, bool in
 void train_shared_params_uneven_shard(const Rank& world, Reshard reshard) {
   int64_t vocab = world->size() * 4 + 1;
   auto sharded = filled(Tied(vocab, 6), *world), plain = filled(Tied(vocab, 6), *world);
-  auto mesh = Mesh::shard(world);
+  auto mesh = mesh_of(world);
   FullyShardOptions options{.reshard_after_forward = reshard};
   auto unit = fully_shard({sharded->embed.ptr(), sharded->head.ptr()}, mesh, options);
   fully_shard(sharded, mesh, options);
@@ -207,7 +220,7 @@ void train_parity_hsdp(const Rank& world, int replicas, int64_t dim, Reshard res
     return net;
   };
   auto sharded = make(), plain = make();
-  auto mesh = Mesh::hybrid(world, replicas);
+  auto mesh = mesh_of(world, replicas);
   FullyShardOptions options{.reshard_after_forward = reshard};
   fully_shard(sharded->norm, mesh, options);
   for (auto& m : sharded->mlps) fully_shard(m, mesh, options);

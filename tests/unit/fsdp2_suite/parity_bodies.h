@@ -9,6 +9,13 @@ namespace fsdpp::test::suite {
 enum class Delay { None, AfterForward, BeforeGather, BeforeReduce, BeforeOptim, Everywhere };
 inline constexpr Delay kSingleDelays[] = {Delay::AfterForward, Delay::BeforeGather, Delay::BeforeReduce, Delay::BeforeOptim};
 
+/// Which units hold a weight that two modules share.
+enum class Tying { InRoot, InOneUnit, InTwoUnits };
+inline constexpr Tying kTyings[] = {Tying::InRoot, Tying::InOneUnit, Tying::InTwoUnits};
+
+/// A mesh of `replicas` × the rest. Threads: a new one. Processes: one for all tests, since NCCL's communicators are dear.
+std::shared_ptr<Mesh> mesh_of(const Rank& world, int replicas = 1);
+
 /// What reshard_after_forward may be in a shard axis of `size` ranks: unset, true, false, and 2 where that divides it.
 std::vector<Reshard> reshard_choices(int size);
 
@@ -18,7 +25,7 @@ void non_root_forward_backward(const Rank& world);
 void multi_forward_module(const Rank& world, Reshard reshard);
 void explicit_prefetching(const Rank& world);
 void post_optim_event(const Rank& world);
-void train_parity_with_shared_params(const Rank& world, Reshard reshard, bool in_one_unit);
+void train_parity_with_shared_params(const Rank& world, Reshard reshard, Tying tying);
 void train_shared_params_uneven_shard(const Rank& world, Reshard reshard);
 /// `sync_at_last_only`: gradients of all but the last of three micro-batches are kept unreduced.
 void train_parity_hsdp(const Rank& world, int replicas, int64_t dim, Reshard reshard, bool sync_at_last_only);

@@ -129,8 +129,9 @@ struct ParityOptions {
   double tolerance = 1e-6;           ///< relative, of losses and parameters
   double gradient_tolerance = 5e-6;  ///< relative; more, since a gradient is a sum whose parts cancel
   double delay_after_forward = 0, delay_before_optim = 0;
-  bool unshard_async = false;  ///< every unit is asked for ahead of each forward
-  int micro_batches = 1;       ///< backwards in one iteration, whose gradients add up
+  bool sharded_after_step = true;  ///< expects every unit to be sharded after the optimizer's step
+  bool unshard_async = false;      ///< every unit is asked for ahead of each forward
+  int micro_batches = 1;           ///< backwards in one iteration, whose gradients add up
   std::function<void(int micro_batch)> before_micro_batch = [](int) {};
   std::function<void()> after_backwards = [] {};
   std::function<void()> after_step = [] {};

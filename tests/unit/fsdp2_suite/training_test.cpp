@@ -113,25 +113,25 @@ TEST_P(FullyShardTraining, ContiguousParamsGrads) {
   });
 }
 
-TEST_P(FullyShardTraining, Float64ModelTrainsInFloat64) {
-  each_rank(size(), [](Rank world) {
-    auto make = [&] {
-      auto net = filled(Mlp(4), *world);
-      net->to(at::kDouble);
-      return net;
-    };
-    auto sharded = make(), plain = make();
-    auto mesh = Mesh::shard(world);
-    fully_shard(sharded->in_proj, mesh), fully_shard(sharded->out_proj, mesh), fully_shard(sharded, mesh);
-    ParityOptions parity;
-    parity.tolerance = parity.gradient_tolerance = 1e-13;
-    parity.after_backwards = [&] {
-      for (auto& p : sharded->parameters()) EXPECT_TRUE(p.scalar_type() == at::kDouble && p.grad().scalar_type() == at::kDouble);
-    };
-    auto inputs = [&](int i, int rank) { return random_input(*world, {2, 4}, 10 * i + rank).to(at::kDouble); };
-    expect_train_parity(*world, trainee(sharded), trainee(plain), inputs, parity);
-  });
+void float64_training(const Rank& world, bool converts_after) {
+  auto sharded = filled(Mlp(4), *world), plain = filled(Mlp(4), *world);
+  plain->to(at::kDouble);
+  if (!converts_after) sharded->to(at::kDouble);
+  auto mesh = Mesh::shard(world);
+  fully_shard(sharded->in_proj, mesh), fully_shard(sharded->out_proj, mesh), fully_shard(sharded, mesh);
+  if (converts_after) sharded->to(at::kDouble);
+  ParityOptions parity;
+  parity.tolerance = parity.gradient_tolerance = 1e-13;
+  parity.after_backwards = [&] {
+    for (auto& p : sharded->parameters()) EXPECT_TRUE(p.scalar_type() == at::kDouble && p.grad().scalar_type() == at::kDouble);
+  };
+  auto inputs = [&](int i, int rank) { return random_input(*world, {2, 4}, 10 * i + rank).to(at::kDouble); };
+  expect_train_parity(*world, trainee(sharded), trainee(plain), inputs, parity);
+  for (auto& p : sharded_parameters(*sharded)) EXPECT_EQ(p.dtype, at::kDouble) << p.name;
 }
+
+TEST_P(FullyShardTraining, ToFloat64BeforeInit) { each_rank(size(), [](Rank world) { float64_training(world, false); }); }
+TEST_P(FullyShardTraining, ToFloat64AfterInit) { each_rank(size(), [](Rank world) { float64_training(world, true); }); }
 
 // -- units made and dropped layer by layer -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@
 #include "dry_run.h"
 #include "fsdpp/api/fully_shard.h"
 #include "fsdpp/base/error.h"
+#include "trainer.h"
 
 namespace minillm {
 namespace {
@@ -77,6 +78,25 @@ TEST(MiniLLM, Initialisation_HasPyTorchsDistributions) {
   EXPECT_EQ(block->norm1->weight.min().item<float>(), 1.0f);
 }
 
+TEST(MiniLLM, DeferredInit_GivesTheSameBitsOnEveryNumberOfRanks) {
+  Options options;
+  options.model = kTiny;
+  options.seed = 5;
+  options.deferred_init = true;
+  const auto plain = build_model(options, {});
+  const auto want = plain->named_parameters();
+  EXPECT_EQ(want["layers.1.norm1.weight"].min().item<float>(), 1.0f);
+  EXPECT_NEAR(want["embed.weight"].std().item<double>(), 1.0, 0.2);
+  for (const int ranks : {1, 2, 3})
+    fsdpp::comm::run_local_world(ranks, [&](const std::shared_ptr<fsdpp::comm::World>& world) {
+      const auto model = build_model(options, {fsdpp::comm::Mesh::shard(world), world->device(), world->rank(), world->size()});
+      for (const auto& item : model->named_parameters())
+        EXPECT_TRUE(at::equal(fsdpp::full_tensor(item.value()), want[item.key()])) << item.key() << " on " << ranks;
+    });
+  options.seed = 6;
+  EXPECT_FALSE(at::equal(build_model(options, {})->embed->weight, want["embed.weight"]));
+}
+
 TEST(MiniLLM, SameSeed_GivesTheSameWeights) {
   at::manual_seed(1);
   MiniLLM a(kTiny);
@@ -115,6 +135,21 @@ TEST(MeanLoss, Is32BitAlsoForBfloat16Logits) {
   const auto loss = mean_loss(logits.to(at::kBFloat16), targets);
   EXPECT_EQ(loss.scalar_type(), at::kFloat);
   EXPECT_NEAR(loss.item<double>(), exact, 5e-3 * exact);
+}
+
+TEST(MiniLLM, Recomputation_GivesTheSameLossAndGradients) {
+  auto config = kTiny;
+  at::manual_seed(3);
+  MiniLLM kept(config);
+  config.recompute = true;
+  at::manual_seed(3);
+  MiniLLM recomputed(config);
+  const auto tokens = at::randint(29, {2, 5}, at::kLong);
+  const auto a = mean_loss(kept(tokens), tokens), b = mean_loss(recomputed(tokens), tokens);
+  EXPECT_TRUE(at::equal(a, b));
+  a.backward(), b.backward();
+  const auto p = kept->parameters(), q = recomputed->parameters();
+  for (size_t i = 0; i < p.size(); ++i) EXPECT_TRUE(at::equal(p[i].grad(), q[i].grad())) << i;
 }
 
 class DryRun : public testing::TestWithParam<std::tuple<int, Precision, int64_t>> {};

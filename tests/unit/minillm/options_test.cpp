@@ -43,14 +43,16 @@ TEST(Flags, None_IsTheSeedModel) {
   EXPECT_EQ(o.adam_eps, 1e-8);
   EXPECT_EQ(o.clip, 0.0);
   EXPECT_TRUE(o.shard);
-  EXPECT_FALSE(o.synthetic || o.dry_run || o.shuffle);
+  EXPECT_FALSE(o.synthetic || o.dry_run || o.shuffle || o.model.recompute);
 }
 
 TEST(Flags, EachOfThem_ReachesItsOption) {
   const auto o = parse({"--vocab", "300",  "--dim",   "64",  "--layers",    "3",          "--heads",  "2",       "--batch",     "5",
                         "--seq",   "17",   "--steps", "9",   "--lr",        "0.5",        "--seed",   "11",      "--device",    "cpu",
                         "--clip",  "0.25", "--data",  "a",   "b.bin",       "--shuffle",  "4",        "--init",  "i",           "--save-full",
-                        "s",       "--metrics", "m", "--grad-accum", "6",   "--precision", "bf16",    "--no-shard", "--log-every", "2"});
+                        "s",       "--metrics", "m", "--grad-accum", "6",   "--precision", "bf16",    "--no-shard", "--log-every", "2",
+                        "--recompute"});
+  EXPECT_TRUE(o.model.recompute);
   EXPECT_EQ(std::tuple(o.model.vocab, o.model.dim, o.model.layers, o.model.heads), std::tuple(300, 64, 3, 2));
   EXPECT_EQ(std::tuple(o.batch, o.seq, o.steps, o.grad_accum, o.log_every), std::tuple(5, 17, 9, 6, 2));
   EXPECT_EQ(std::tuple(o.lr, o.clip, o.seed), std::tuple(0.5, 0.25, uint64_t{11}));
