@@ -44,7 +44,7 @@ constexpr int kSlots = 4;                     // memory that the repeats take tu
 constexpr int kWarmUps = 5;
 constexpr int kRepeats = 40;
 constexpr int64_t kChecked = (int64_t{1} << 20) + 13;  // elements compared with the CPU twin
-constexpr int kArrays = 5;
+constexpr int kArrays = 4;
 constexpr size_t kArrayBytes = kNumel * 4;
 
 /// `kArrays` arrays of kNumel fp32 (or 2·kNumel 16-bit) elements in each of kSlots slots, filled with random numbers.
@@ -176,7 +176,7 @@ Row pack_row(const std::string& name, int count) {
           [=](void** a, int64_t n) { pack_cpu(args(a, pieces(a, n))); }};
 }
 
-Row adamw_row(const std::string& name, DType grad, bool copy) {
+Row adamw_row(const std::string& name, DType grad) {
   const auto args = [=](void** a, int64_t n) {
     AdamWArgs args;
     args.param = a[0];
@@ -184,15 +184,27 @@ Row adamw_row(const std::string& name, DType grad, bool copy) {
     args.grad_dtype = grad;
     args.exp_avg = a[2];
     args.exp_avg_sq = a[3];
-    args.param_copy = copy ? a[4] : nullptr;
     args.numel = n;
     args.step = 10;
     return args;
   };
-  const double width = 6 * 4 + static_cast<double>(size_of(grad)) + (copy ? 2 : 0);
-  return {name, copy ? "n·(6·4 + grad + copy)" : "n·(6·4 + grad)", width,
+  return {name, "n·(6·4 + grad)", 6 * 4 + static_cast<double>(size_of(grad)),
           [=](void** a, int64_t n) { return adamw(args(a, n), nullptr); },
           [=](void** a, int64_t n) { adamw_cpu(args(a, n)); }};
+}
+
+Row sgd_row() {
+  const auto args = [](void** a, int64_t n) {
+    SGDArgs args;
+    args.param = a[0];
+    args.grad = a[1];
+    args.momentum_buffer = a[2];
+    args.momentum = 0.9;
+    args.numel = n;
+    return args;
+  };
+  return {"sgd f32, momentum", "n·(4·4 + grad)", 5 * 4, [=](void** a, int64_t n) { return sgd(args(a, n), nullptr); },
+          [=](void** a, int64_t n) { sgd_cpu(args(a, n)); }};
 }
 
 Row norm_row(const Memory& memory, const std::string& name, DType dtype) {
@@ -247,8 +259,9 @@ bool run() {
       cast_row("cast f32 to f32, scaled", DType::F32, DType::F32, false),
       pack_row("pack 12 pieces f32 to bf16", 12),
       pack_row("pack 200 pieces f32 to bf16", 200),
-      adamw_row("adamw f32", DType::F32, false),
-      adamw_row("adamw f32, bf16 gradient, bf16 copy", DType::BF16, true),
+      adamw_row("adamw f32", DType::F32),
+      adamw_row("adamw f32, bf16 gradient", DType::BF16),
+      sgd_row(),
       norm_row(memory, "norm p=2 f32", DType::F32),
       norm_row(memory, "norm p=2 bf16", DType::BF16),
       scale_row(memory),

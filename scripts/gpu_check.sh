@@ -26,7 +26,8 @@ run=$BUILD/bin/fsdpp-run
 export OMP_NUM_THREADS=2
 
 # What the parts other than the suite run: enough of the tree to be built in a minute or two.
-targets=(fsdpp-run minillm bench_host kernels_gpu_test comm_conformance_processes_test dist_training_test)
+targets=(fsdpp-run minillm bench_host kernels_gpu_test comm_conformance_processes_test dist_training_test dist_offload_test
+  dist_fsdp2_parity_test)
 has suite && targets=(all)
 if has build; then
   { cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFSDPP_WITH_CUDA=ON -DFSDPP_BUILD_TESTS=ON &&
@@ -40,6 +41,12 @@ if has tests; then
       "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/comm_conformance_processes_test"
     check "training, $n ranks on one GPU, sleeps on streams" 200 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
       "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/dist_training_test"
+    check "CPU offload, $n ranks on one GPU" 120 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
+      "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/dist_offload_test"
+  done
+  for n in 2 4; do
+    check "FSDP2 suite's parity, $n ranks on one GPU" 200 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
+      "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/dist_fsdp2_parity_test"
   done
 fi
 small="--dim 256 --layers 4 --heads 4 --vocab 1024 --batch 2 --seq 128 --steps 4"
@@ -56,11 +63,25 @@ if has host; then
   cat "$OUT/bench_host.log"
 fi
 if has speed; then
-  check "minillm, seed shape" 120 "$BUILD/bin/minillm" --device cuda --steps 16 --data synthetic --metrics "$OUT/minillm.jsonl"
-  check "peer FSDP2, seed shape" 120 torchrun --nproc_per_node=1 benchmarks/peers/fsdp2_minillm.py --steps 16
-  check "peer FSDP2 fused AdamW" 120 torchrun --nproc_per_node=1 benchmarks/peers/fsdp2_minillm.py --steps 16 --fused
-  tail -n 4 "$OUT/minillm__seed_shape.log"
-  grep -h step_ms "$OUT"/peer*.log
+  # Ours before, between and after the peers: the GPU's clocks drift with its temperature.
+  for turn in 1 2 3; do
+    check "minillm, seed shape, turn $turn" 120 "$BUILD/bin/minillm" --device cuda --steps 16 --data synthetic --metrics "$OUT/minillm_$turn.jsonl"
+    case $turn in
+      1) check "peer FSDP2, seed shape" 120 torchrun --nproc_per_node=1 benchmarks/peers/fsdp2_minillm.py --steps 16
+         check "peer FSDP2, fused AdamW" 120 torchrun --nproc_per_node=1 benchmarks/peers/fsdp2_minillm.py --steps 16 --fused ;;
+      2) check "peer FSDP2, compile, fused AdamW" 200 torchrun --nproc_per_node=1 benchmarks/peers/fsdp2_minillm.py --steps 16 --fused --compile
+         check "peer plain PyTorch, fused AdamW" 120 torchrun --nproc_per_node=1 benchmarks/peers/fsdp2_minillm.py --steps 16 --fused --plain ;;
+    esac
+  done
+  "$BUILD/bin/minillm" --device cpu --dry-run --world 1 | tail -n 12 | tee "$OUT/dry_run.txt"
+  python3 - "$OUT"/minillm_?.jsonl <<'PYTHON'
+import json, statistics, sys
+for path in sys.argv[1:]:
+    steps = [json.loads(line) for line in open(path)][4:]
+    ms = sorted(s["step_ms"] for s in steps)
+    print(f"{path.rsplit('/', 1)[-1]}: step ms median {statistics.median(ms):.2f}, {ms[0]:.2f} .. {ms[-1]:.2f}; peak {max(s['peak_bytes'] for s in steps) / 1e9:.2f} GB")
+PYTHON
+  grep -H step_ms "$OUT"/peer*.log
 fi
 printf '%s\n' "${table[@]}" | tee "$OUT/table.txt"
 ! grep -q 'FAILED' "$OUT/table.txt"
