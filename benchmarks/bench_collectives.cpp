@@ -12,7 +12,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include "fsdpp/comm/world.h"
 #include "support/device.h"
 #include "support/options.h"
+#include "support/ranks.h"
 
 namespace {
 
@@ -158,14 +158,8 @@ void take(Ranks& r, bench::StreamTimer& timer, const std::function<fsdpp::comm::
   samples.host_us.push_back(bench::milliseconds(issued - begin) * 1e3 / calls);
 }
 
-// Of each sample the slowest rank's.
-bench::Spread slowest(Ranks& r, std::vector<double> samples) {
-  auto values = at::tensor(samples, at::kDouble).to(r.world.device());
-  const fsdpp::comm::Buffer buffer{values.data_ptr(), values.numel(), at::kDouble};
-  bench::synchronize(r.world.device());
-  wait(r, r.ours.all_reduce(buffer, buffer, fsdpp::comm::ReduceOp::Max, r.stream, {"slowest", {}}));
-  values = values.cpu();
-  return bench::spread_of({values.data_ptr<double>(), values.data_ptr<double>() + values.numel()});
+bench::Spread slowest(Ranks& r, const std::vector<double>& samples) {
+  return bench::spread_of(bench::largest_over_ranks(r.ours, samples));
 }
 
 int calls_of(const Settings& s, int64_t bytes) {

@@ -1,0 +1,260 @@
+// Time, memory and use of the device of a training step of MiniLLM, by variants in turns within one process: sharded by fsdpp, plain
+// LibTorch without sharding, and so on (step_variants.h). One JSON object a row, then a table. All variants start from the same weights
+// and take the same random tokens; before timing, their first losses are compared.
+//
+// Formulas. step_ms: wall time from before a step to the device's end of it, as in the Python peer; median over all turns, of the slowest
+// rank. host_ms: until the calls returned. flow_ms: steps in a row without waiting between them. tokens_per_s: of one rank, from step_ms.
+// mfu_989: flops / step_ms / 989 TFLOP/s, flops = (6·(parameters − embedding) + 12·layers·dim·seq)·tokens. mfu_products: the same against
+// the rate of the step's own matrix products, timed alone in this run on values of unit variance. peak_bytes: most bytes of tensors at
+// once in the steps before timing, without what the other variants hold. device_allocs: cudaMalloc calls in all timed steps.
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+#include <iostream>
+#include <map>
+
+#include "fsdpp/comm/world.h"
+#include "product_rate.h"
+#include "step_variants.h"
+#include "support/device.h"
+#include "support/options.h"
+#include "support/ranks.h"
+#include "trainer.h"
+
+namespace {
+
+using bench::fixed;
+using Clock = std::chrono::steady_clock;
+constexpr double kPeakFlops = 989e12;
+constexpr int kComparedSteps = 3;
+
+struct Settings {
+  std::string shape = "seed", device = "cpu", precision;
+  std::vector<std::string> variants;
+  minillm::Options model;
+  int turns = 3, steps = 10, warmup = 4;
+  double product_ms = 100;
+  bool products = true, spoil = false;
+};
+
+void use_shape(Settings& s) {
+  auto& m = s.model.model;
+  if (s.shape == "launch") m.vocab = 1024, m.dim = 256, m.layers = 24, m.heads = 8, s.model.batch = 1, s.model.seq = 64;
+  if (s.shape == "tiny") m.vocab = 64, m.dim = 32, m.layers = 2, m.heads = 2, s.model.batch = 2, s.model.seq = 8;
+}
+
+void add_flags(CLI::App& app, Settings& s) {
+  auto& o = s.model;
+  bench::add_device_flag(app, s.device);
+  app.add_option("--shape", s.shape, "seed (735 M parameters, 8 x 1024 tokens), launch (24 layers of 256, 1 x 64) or tiny; the flags below change it")
+      ->check(CLI::IsMember({"seed", "launch", "tiny"}))->capture_default_str();
+  app.add_option("--vocab", o.model.vocab, "Token ids");
+  app.add_option("--dim", o.model.dim, "Width");
+  app.add_option("--layers", o.model.layers, "Blocks");
+  app.add_option("--heads", o.model.heads, "Attention heads");
+  app.add_option("--batch", o.batch, "Samples on each rank");
+  app.add_option("--seq", o.seq, "Tokens of a sample");
+  app.add_flag("--recompute", o.model.recompute, "Keep each block's input only");
+  app.add_option("--precision", s.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_option("--variants", s.variants, "Names, separated by commas; all if not given")->delimiter(',');
+  app.add_option("--turns", s.turns, "Turns of each variant")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steps", s.steps, "Steps of a turn, once waiting after each and once in a row")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--warmup", s.warmup, "Steps before timing")->check(CLI::Range(kComparedSteps, 1000))->capture_default_str();
+  app.add_flag("!--no-products", s.products, "Don't time the matrix products alone");
+  app.add_option("--product-ms", s.product_ms, "How long each product is repeated")->capture_default_str();
+  app.add_flag("--spoil", s.spoil, "Test aid: change one loss before the comparison, which then has to fail");
+}
+
+std::optional<Settings> parse(int argc, char** argv) {
+  Settings s;
+  {  // the shape first, since other flags change it
+    CLI::App app("", "bench_step");
+    Settings shape_only;
+    app.allow_extras();
+    app.set_help_flag();
+    app.add_option("--shape", shape_only.shape);
+    if (!bench::parse(app, argc, argv)) return std::nullopt;
+    s.shape = shape_only.shape;
+    use_shape(s);
+  }
+  CLI::App app("Training steps of MiniLLM by variants.", "bench_step");
+  add_flags(app, s);
+  if (!bench::parse(app, argc, argv)) return std::nullopt;
+  s.model.cuda = s.device == "cuda";
+  const bool bf16 = s.precision.empty() ? s.model.cuda : s.precision == "bf16";
+  s.model.precision = bf16 ? minillm::Precision::BF16 : minillm::Precision::FP32;
+  s.model.synthetic = true;
+  if (s.variants.empty())
+    for (const auto& v : bench::step_variants())
+      if (s.model.cuda || !v.cuda_only) s.variants.push_back(v.name);
+  return s;
+}
+
+/// A few batches of random tokens on the device, taken in turn.
+std::vector<minillm::Batch> make_batches(const minillm::Options& options, const minillm::Place& place, int count) {
+  const auto source = minillm::make_batches(options, place);
+  std::vector<minillm::Batch> batches;
+  for (int m = 0; m < count; ++m) {
+    auto inputs = at::empty({options.batch, options.seq}, at::kLong), targets = at::empty_like(inputs);
+    const auto n = static_cast<size_t>(inputs.numel());
+    source->fill(m, {inputs.data_ptr<int64_t>(), n}, {targets.data_ptr<int64_t>(), n});
+    batches.push_back({inputs.to(place.device), targets.to(place.device)});
+  }
+  return batches;
+}
+
+class Entry {
+ public:
+  Entry(const bench::Variant& variant, const Settings& settings, const minillm::Place& place, const std::vector<minillm::Batch>& batches)
+      : variant_(variant), device_(place.device), batches_(batches) {
+    bench::synchronize(device_);
+    const auto before = bench::allocator_stats(device_).allocated;
+    stepper_ = variant.make({settings.model, place, batches.front()});
+    bench::synchronize(device_);
+    bench::reset_peak(device_);
+    for (int i = 0; i < settings.warmup; ++i) losses_.push_back(next().item<double>());
+    const auto after = bench::allocator_stats(device_);
+    peak_ = after.peak - before;
+    resident_ = after.allocated - before;
+  }
+
+  void turn(int steps) {
+    const auto allocs = bench::allocator_stats(device_).device_allocs;
+    for (int i = 0; i < steps; ++i) {
+      bench::synchronize(device_);
+      const auto start = Clock::now();
+      const auto loss = next();
+      const auto issued = Clock::now();
+      bench::synchronize(device_);
+      wall_.push_back(bench::milliseconds(Clock::now() - start));
+      host_.push_back(bench::milliseconds(issued - start));
+    }
+    const auto start = Clock::now();
+    at::Tensor loss;
+    for (int i = 0; i < steps; ++i) loss = next();
+    bench::synchronize(device_);
+    flow_.push_back(bench::milliseconds(Clock::now() - start) / steps);
+    allocs_ += bench::allocator_stats(device_).device_allocs - allocs;
+    losses_.push_back(loss.item<double>());
+  }
+
+  [[nodiscard]] const bench::Variant& variant() const { return variant_; }
+  [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
+  void spoil() { losses_.front() *= 1.05; }
+  [[nodiscard]] const std::vector<double>& wall() const { return wall_; }
+  [[nodiscard]] const std::vector<double>& host() const { return host_; }
+  [[nodiscard]] const std::vector<double>& flow() const { return flow_; }
+  [[nodiscard]] int64_t peak() const { return peak_; }
+  [[nodiscard]] int64_t resident() const { return resident_; }
+  [[nodiscard]] int64_t allocs() const { return allocs_; }
+
+ private:
+  at::Tensor next() { return stepper_->step(batches_[static_cast<size_t>(steps_++) % batches_.size()]); }
+
+  const bench::Variant& variant_;
+  c10::Device device_;
+  const std::vector<minillm::Batch>& batches_;
+  std::unique_ptr<bench::Stepper> stepper_;
+  std::vector<double> losses_, wall_, host_, flow_;
+  int64_t peak_ = 0, resident_ = 0, allocs_ = 0, steps_ = 0;
+};
+
+/// Equal weights and tokens give equal losses but for rounding: of all first steps on one rank, of the first where others' gradients join.
+void compare_losses(const Settings& s, int world, const std::vector<std::unique_ptr<Entry>>& entries) {
+  if (s.spoil) entries.front()->spoil();
+  const double tolerance = s.model.precision == minillm::Precision::BF16 ? 1e-2 : 1e-4;
+  const Entry* reference = nullptr;
+  for (const auto& e : entries) {
+    for (const double loss : e->losses())
+      if (!std::isfinite(loss)) throw fsdpp::Error("bench_step: " + e->variant().name + ": the loss is not finite");
+    if (e->variant().steps_when_made > 0) continue;
+    if (reference == nullptr) reference = e.get();
+    for (size_t i = 0; i < (world == 1 ? kComparedSteps : 1); ++i)
+      if (const double a = reference->losses()[i], b = e->losses()[i]; std::abs(a - b) > tolerance * std::abs(a))
+        throw fsdpp::Error("bench_step: step " + std::to_string(i) + ": loss " + fixed(b, 5) + " of " + e->variant().name + " differs from " +
+                           fixed(a, 5) + " of " + reference->variant().name);
+  }
+}
+
+struct Context {
+  const Settings& settings;
+  const minillm::Place& place;
+  const bench::Report& report;
+  std::optional<bench::ProductRate> products;
+
+  [[nodiscard]] double tokens() const { return static_cast<double>(settings.model.batch * settings.model.seq); }
+  [[nodiscard]] double flops() const { return minillm::flops_per_token(settings.model.model, settings.model.seq) * tokens(); }
+  [[nodiscard]] bench::Spread slowest(const std::vector<double>& samples) const {
+    return bench::spread_of(bench::largest_over_ranks(place.mesh->reduce_comm(), samples));
+  }
+};
+
+void report_entry(const Context& c, const Entry& entry, std::map<std::string, double>& medians, bench::Table& table) {
+  const auto ms = c.slowest(entry.wall()), host = c.slowest(entry.host()), flow = c.slowest(entry.flow());
+  medians[entry.variant().name] = ms.median;
+  const double rate = c.flops() / ms.median * 1e3;
+  bench::Row row{{"variant", entry.variant().name}, {"what", entry.variant().what}, {"samples", ms.count}};
+  bench::put(row, "step_ms", ms);
+  bench::put(row, "flow_ms", flow);
+  bench::put(row, "host_ms", host);
+  row["tokens_per_s"] = c.tokens() / ms.median * 1e3;
+  if (c.settings.model.cuda) row["mfu_989"] = rate / kPeakFlops;
+  if (c.products) row["mfu_products"] = rate / c.products->flops_per_s;
+  row["peak_bytes"] = entry.peak();
+  row["resident_bytes"] = entry.resident();
+  row["device_allocs"] = entry.allocs();
+  row["first_loss"] = entry.losses().front();
+  row["last_loss"] = entry.losses().back();
+  const auto plain = medians.find("plain");
+  if (plain != medians.end()) row["ratio_to_plain"] = ms.median / plain->second;
+  c.report.row(row);
+  table.add({entry.variant().name, fixed(ms.median, 2), fixed(ms.min, 2) + ".." + fixed(ms.max, 2), fixed(flow.median, 2), fixed(host.median, 2),
+             fixed(row["tokens_per_s"], 0), c.settings.model.cuda ? fixed(rate / kPeakFlops, 3) : "-",
+             c.products ? fixed(rate / c.products->flops_per_s, 3) : "-", fixed(static_cast<double>(entry.peak()) / 1e9, 2),
+             std::to_string(entry.allocs()), plain != medians.end() ? fixed(ms.median / plain->second, 3) : "-"});
+}
+
+void report_products(Context& c) {
+  const auto dtype = c.settings.model.precision == minillm::Precision::BF16 ? at::kBFloat16 : at::kFloat;
+  c.products = bench::product_rate(c.settings.model.model, c.settings.model.batch * c.settings.model.seq, c.place.device, dtype, c.settings.product_ms);
+  c.report.row({{"variant", "products alone"}, {"ms_per_step", c.products->ms_per_step}, {"tflops", c.products->flops_per_s / 1e12}});
+  c.report.line("matrix products of a step, alone: " + fixed(c.products->ms_per_step, 2) + " ms, " + fixed(c.products->flops_per_s / 1e12, 0) + " TFLOP/s");
+}
+
+bench::Row common_of(const Settings& s, const minillm::Place& place) {
+  const auto& m = s.model.model;
+  return {{"bench", "step"}, {"shape", s.shape}, {"world", place.world_size}, {"device", s.device},
+          {"precision", s.model.precision == minillm::Precision::BF16 ? "bf16" : "fp32"}, {"parameters", minillm::parameter_count(m)},
+          {"vocab", m.vocab}, {"dim", m.dim}, {"layers", m.layers}, {"heads", m.heads}, {"recompute", m.recompute}, {"batch", s.model.batch},
+          {"seq", s.model.seq}, {"machine", bench::machine(place.device)}};
+}
+
+void run(const Settings& s) {
+  const auto place = minillm::find_place(s.model);
+  const bench::Report report(place.rank == 0, common_of(s, place));
+  Context context{s, place, report, {}};
+  const auto batches = make_batches(s.model, place, 4);
+  std::vector<std::unique_ptr<Entry>> entries;
+  for (const auto& name : s.variants) entries.push_back(std::make_unique<Entry>(bench::step_variant(name), s, place, batches));
+  compare_losses(s, place.world_size, entries);
+  for (int turn = 0; turn < s.turns; ++turn)
+    for (auto& entry : entries) entry->turn(s.steps);
+  if (s.products) report_products(context);
+  std::map<std::string, double> medians;
+  for (const auto& e : entries)
+    if (e->variant().name == "plain") medians["plain"] = context.slowest(e->wall()).median;
+  bench::Table table({"variant", "step ms", "min..max", "flow ms", "host ms", "tokens/s", "MFU 989", "MFU products", "peak GB", "cudaMallocs", "to plain"});
+  for (const auto& entry : entries) report_entry(context, *entry, medians, table);
+  report.line("shape " + s.shape + ", " + std::to_string(place.world_size) + (place.world_size == 1 ? " rank" : " ranks"));
+  report.table(table);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  if (const auto settings = parse(argc, argv)) run(*settings);
+} catch (const std::exception& e) {
+  fsdpp::comm::report_failure(e.what());
+  std::cerr << e.what() << "\n";
+  return 1;
+}
