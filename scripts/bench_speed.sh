@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # On a machine with one GPU: a training step of MiniLLM by fsdpp, by plain LibTorch and by PyTorch FSDP2 in turns in the same call, at
 # the seed's shape and at a launch-bound one, beside the limit of the seed's shape. Prints a short table last, with ratios.
-# Parts: build seed launch memory limit (default: all). Usage: scripts/bench_speed.sh [PART…]
+# Parts: build seed launch memory limit (default: all). VARIANTS: those of bench_step, by commas (default all).
+# Usage: [VARIANTS=sharded,plain] scripts/bench_speed.sh [PART…]
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 parts=${*:-build seed launch memory limit}

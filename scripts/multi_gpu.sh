@@ -39,8 +39,9 @@ in_bash() {
 kill_under_launcher() {
   local log victim start status=0 took
   log=$(mktemp)
-  "$bin/fsdpp-run" --nproc-per-node "$1" $(shared_gpu "$1") -- "$bin/minillm" --device "$device" --dim 256 --layers 4 \
-    --heads 4 --vocab 1024 --batch 2 --seq 128 --steps 1000000 --log-every 20 --data synthetic >"$log" 2>&1 &
+  # shellcheck disable=SC2046 # two words or none
+  "$bin/fsdpp-run" --nproc-per-node "$1" $(shared_gpu "$1") -- "$bin/minillm" --device "$device" --dim 64 --layers 4 \
+    --heads 4 --vocab 1024 --batch 1 --seq 32 --steps 1000000 --log-every 20 --data synthetic >"$log" 2>&1 &
   local runner=$!
   for _ in $(seq 600); do grep -q 'Step 40 ' "$log" && break; sleep 0.1; done
   victim=$(pgrep -P "$runner" | sed -n 2p)
@@ -55,13 +56,13 @@ kill_under_launcher() {
 # Without a launcher the ranks themselves find out: NCCL says nothing of a dead peer on the same host, the heartbeat does.
 kill_without_launcher() {
   local folder pids=() start took bad=0 port=$((20000 + RANDOM % 20000))
-  local extra=(NCCL_IB_DISABLE=1)
+  local extra=(FSDPP_HEARTBEAT_S=20 MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" WORLD_SIZE="$1" LOCAL_WORLD_SIZE="$1")
   [[ $device == cuda ]] && extra+=(FSDPP_TEST_DEVICE=cuda)
-  ((share)) && extra+=(FSDPP_RANKS_PER_GPU="$1" NCCL_SOCKET_IFNAME==lo)
+  ((share)) && extra+=(FSDPP_RANKS_PER_GPU="$1" NCCL_SOCKET_IFNAME==lo NCCL_IB_DISABLE=1)
   folder=$(mktemp -d)
   for ((r = 0; r < $1; ++r)); do
-    RANK=$r WORLD_SIZE=$1 LOCAL_RANK=$r LOCAL_WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port FSDPP_HEARTBEAT_S=20 \
-      env "${extra[@]}" NCCL_HOSTID="$port-$((share ? r : 0))" "$bin/comm_fault_rank" die 120000 >"$folder/$r" 2>&1 &
+    ((share)) && extra+=(NCCL_HOSTID="$port-$r") # a host of its own: NCCL takes no two ranks of one host on one GPU
+    env "${extra[@]}" RANK="$r" LOCAL_RANK="$r" "$bin/comm_fault_rank" die 120000 >"$folder/$r" 2>&1 &
     pids+=($!)
   done
   wait "${pids[1]}" # ends by its own signal
@@ -69,7 +70,10 @@ kill_without_launcher() {
   for ((r = 0; r < $1; ++r)); do
     ((r == 1)) && continue
     wait "${pids[r]}"
-    [[ $? == 4 ]] && grep -q 'rank 1' "$folder/$r" || { bad=1; echo "rank $r:"; cat "$folder/$r"; }
+    if [[ $? != 4 ]] || ! grep -q 'rank 1' "$folder/$r"; then
+      bad=1
+      echo "rank $r:" && cat "$folder/$r"
+    fi
   done
   took=$(($(date +%s%3N) - start))
   cat "$folder/0"
@@ -86,9 +90,9 @@ if [[ $device == cuda ]]; then
   nvidia-smi topo -m | tee -a "$OUT/log.txt"
   { git rev-parse HEAD; python3 -c 'import torch; print(torch.__version__, torch.cuda.nccl.version())'
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; } >>"$OUT/log.txt" 2>&1
-  shape=() small=()
+  shape=(--turns 2) small=(--steps 10) deep=(--dim 4096 --layers 32 --heads 32 --recompute --turns 1 --steps 5) largest=$((1 << 30))
 else
-  shape=(--shape tiny --turns 1 --steps 2) small=(--dim 64 --layers 2 --heads 2 --vocab 256 --batch 1 --seq 16)
+  shape=(--shape tiny --turns 1 --steps 2) deep=(--shape tiny --recompute --turns 1) small=(--steps 10 --dim 64 --layers 2 --heads 2 --vocab 256 --batch 1 --seq 16) largest=65536
 fi
 
 has build && build_with_cuda fsdpp-run minillm bench_step bench_collectives comm_conformance_processes_test comm_fault_rank \
@@ -107,21 +111,22 @@ if has faults && ((n > 1)); then
 fi
 if has speed; then
   for size in "${sizes[@]}"; do
-    launched "fsdpp, $size GPUs, before the peers" 60 "$size" "$bin/bench_step" --device "$device" --variants sharded --turns 2 --no-products "${shape[@]}"
+    launched "fsdpp, $size GPUs, before the peers" 60 "$size" "$bin/bench_step" --device "$device" --variants sharded --no-products "${shape[@]}"
     peer "FSDP2 eager, $size GPUs" 60 "$size"
     peer "FSDP2 compiled, fused AdamW, $size GPUs" 120 "$size" --compile --fused
-    launched "fsdpp, $size GPUs, after the peers" 60 "$size" "$bin/bench_step" --device "$device" --variants sharded --turns 2 --no-products "${shape[@]}"
+    launched "fsdpp, $size GPUs, after the peers" 60 "$size" "$bin/bench_step" --device "$device" --variants sharded --no-products "${shape[@]}"
   done
 fi
 if has deep; then
-  launched "dim 4096, 32 layers, recomputation, $n GPUs" 240 "$n" "$bin/bench_step" --device "$device" --variants sharded --dim 4096 --layers 32 \
-    --heads 32 --recompute --turns 1 --steps 5 --no-products "${shape[@]}"
+  launched "dim 4096, 32 layers, recomputation, $n GPUs" 240 "$n" "$bin/bench_step" --device "$device" --variants sharded \
+    --no-products "${deep[@]}"
 fi
 if has profile; then
-  launched "profile of minillm, $n GPUs" 90 "$n" "$bin/minillm" --device "$device" --steps 10 --data synthetic "${small[@]}" --profile "$LOGS/profile"
+  launched "profile of minillm, $n GPUs" 90 "$n" "$bin/minillm" --device "$device" --data synthetic "${small[@]}" --profile "$LOGS/profile"
   cp "$LOGS"/profile/trace.json.gz "$OUT/" 2>/dev/null
 fi
-has collectives && launched "collectives beside a bare NCCL loop, $n GPUs" 90 "$n" "$bin/bench_collectives" --device "$device" --max-bytes $([[ $device == cuda ]] && echo $((1 << 30)) || echo 65536)
+has collectives && launched "collectives beside a bare NCCL loop, $n GPUs" 90 "$n" "$bin/bench_collectives" --device "$device" \
+  --max-bytes "$largest"
 python3 benchmarks/speed_table.py "$OUT/log.txt" | tee "$OUT/table.txt"
 python3 benchmarks/exposed_table.py "$LOGS/profile/report.json" | tee -a "$OUT/table.txt"
 sed 's/^\[[0-9]*\] //' "$(log_of "collectives beside a bare NCCL loop, $n GPUs")" 2>/dev/null | grep -v '^{' | tee -a "$OUT/table.txt"
