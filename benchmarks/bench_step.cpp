@@ -15,6 +15,7 @@
 
 #include "fsdpp/comm/world.h"
 #include "product_rate.h"
+#include "shapes.h"
 #include "step_variants.h"
 #include "support/device.h"
 #include "support/options.h"
@@ -37,17 +38,11 @@ struct Settings {
   bool products = true, spoil = false;
 };
 
-void use_shape(Settings& s) {
-  auto& m = s.model.model;
-  if (s.shape == "launch") m.vocab = 1024, m.dim = 256, m.layers = 24, m.heads = 8, s.model.batch = 1, s.model.seq = 64;
-  if (s.shape == "tiny") m.vocab = 64, m.dim = 32, m.layers = 2, m.heads = 2, s.model.batch = 2, s.model.seq = 8;
-}
-
 void add_flags(CLI::App& app, Settings& s) {
   auto& o = s.model;
   bench::add_device_flag(app, s.device);
-  app.add_option("--shape", s.shape, "seed (735 M parameters, 8 x 1024 tokens), launch (24 layers of 256, 1 x 64) or tiny; the flags below change it")
-      ->check(CLI::IsMember({"seed", "launch", "tiny"}))->capture_default_str();
+  app.add_option("--shape", s.shape, "seed (735 M parameters, 8 x 1024 tokens), half (dim 1024), launch (24 layers of 256, 1 x 64) or tiny; the flags below change it")
+      ->capture_default_str();
   app.add_option("--vocab", o.model.vocab, "Token ids");
   app.add_option("--dim", o.model.dim, "Width");
   app.add_option("--layers", o.model.layers, "Blocks");
@@ -75,7 +70,7 @@ std::optional<Settings> parse(int argc, char** argv) {
     app.add_option("--shape", shape_only.shape);
     if (!bench::parse(app, argc, argv)) return std::nullopt;
     s.shape = shape_only.shape;
-    use_shape(s);
+    bench::use_shape(s.model, s.shape);
   }
   CLI::App app("Training steps of MiniLLM by variants.", "bench_step");
   add_flags(app, s);

@@ -44,6 +44,10 @@ void reset_peak(c10::Device device) {
   if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
 }
 
+void release_cached(c10::Device device) {
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
 void synchronize(c10::Device device) {
   if (device.is_cuda()) C10_CUDA_CHECK(cudaDeviceSynchronize());
 }
@@ -92,6 +96,7 @@ void describe_gpu(Row&, c10::Device) {}
 
 AllocatorStats allocator_stats(c10::Device) { return {}; }
 void reset_peak(c10::Device) {}
+void release_cached(c10::Device) {}
 void synchronize(c10::Device) {}
 StreamTimer::StreamTimer(c10::Device) {}
 StreamTimer::~StreamTimer() = default;

@@ -23,6 +23,8 @@ struct AllocatorStats {
 };
 [[nodiscard]] AllocatorStats allocator_stats(c10::Device device);
 void reset_peak(c10::Device device);
+/// Gives back to the device what the allocator keeps for later.
+void release_cached(c10::Device device);
 
 /// Blocks until the device has finished what was queued. Nothing to do on the CPU.
 void synchronize(c10::Device device);
