@@ -8,6 +8,7 @@ class Unit:
         self.index = index
         self.state = "sharded"      # sharded, or gathered
         self.stale = False          # gathered, but the optimizer has changed the shards since
+        self.ran = set()            # modules of the unit that ran in this forward; gathered until all did
         self.forward = self.backward = self.reduces = self.all_reduces = 0
         self.with_gradients = set() # dtypes of gradients in this micro-batch
         self.waiting = set()        # dtypes of gradients kept without synchronisation
@@ -21,7 +22,7 @@ class Expected:
         self.case, self.rank = case, rank
         self.layout = Layout(case)
         self.units = [Unit(i) for i in range(len(case["units"]))]
-        self.exact = not self.layout.tied_across_units() and not self.frozen_and_twice()
+        self.exact = not (self.layout.tied_across_units() or self.frozen_and_twice() or self.odd_group())
         self.wire = {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 0}
         self.shards = case["ranks"] // max(1, case["replicate"])
         self.replicas = max(1, case["replicate"])
@@ -33,6 +34,11 @@ class Expected:
         neighbours."""
         frozen = {self.layout.unit_of[n] for n, (_, trainable, _) in self.layout.parameters.items() if not trainable or self.skipped(n)}
         return any(called_twice(self.layout, path) for path in self.layout.unit_at if self.layout.unit_at[path] in frozen)
+
+    def odd_group(self):
+        """Several modules in one unit, of which one does not run, or twice."""
+        return any(called_twice(self.layout, m) or self.layout.nodes[m]["kind"] in ("twice", "unused")
+                   for unit in self.case["units"] if len(unit["modules"]) > 1 for m in unit["modules"])
 
     def skipped(self, name):
         node = self.layout.nodes[name.rpartition(".")[0]]
@@ -61,7 +67,11 @@ class Expected:
         grad = self.body(path, grad)
         if unit:
             group = self.group(unit)
-            if not (group == 1 and (self.case["units"][unit.index]["reshard"] is not None or grad)):
+            unit.ran.add(path)
+            whole = len(unit.ran) == len(self.case["units"][unit.index]["modules"])
+            if whole:
+                unit.ran.clear()
+            if whole and not (group == 1 and (self.case["units"][unit.index]["reshard"] is not None or grad)):
                 unit.state = "sharded"
             if grad:
                 self.trace.append(("leave", unit, None))

@@ -19,10 +19,6 @@ class FullyShardFrozen : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, FullyShardFrozen, ::testing::Values(1, 2, 3, 4));
 
-Inputs inputs(const Rank& world, int64_t dim) {
-  return [world, dim](int i, int rank) { return random_input(*world, {8, dim}, static_cast<uint64_t>(100 * i + rank)); };
-}
-
 void train_biases_only(torch::nn::Module& module) {
   for (auto& p : module.named_parameters())
     if (p.key().find("bias") == std::string::npos) p.value().requires_grad_(false);
@@ -43,7 +39,7 @@ std::vector<std::string> backward_hooks(EventLog& log) {
 }
 
 void mixed_requires_grad_per_group(const Rank& world, Reshard reshard, bool freeze_after) {
-  auto sharded = filled(MlpStack(kDim, 3), *world), plain = filled(MlpStack(kDim, 3), *world);
+  auto sharded = filled_float64(MlpStack(kDim, 3), *world), plain = filled_float64(MlpStack(kDim, 3), *world);
   train_biases_only(*plain);
   if (!freeze_after) train_biases_only(*sharded);
   auto mesh = Mesh::shard(world);
@@ -56,13 +52,13 @@ void mixed_requires_grad_per_group(const Rank& world, Reshard reshard, bool free
     if (call.op == "reduce_scatter") reduced.push_back(call.count);
   };
   EventLog log(EventLog::What::Hooks);
-  ParityOptions parity;
+  auto parity = float64_parity();
   parity.after_backwards = [&] { EXPECT_EQ(backward_hooks(log), hooks_in_turn({"2", "1", "0"})); };
-  expect_train_parity(*world, trainee(sharded), trainee(plain), inputs(world, kDim), parity);
+  expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {8, kDim}, at::kDouble), parity);
   EXPECT_EQ(reduced.size(), world->size() > 1 ? 30u : 0u);
   if (freeze_after) return;  // then frozen weights stay in the buffer that is reduced
   constexpr int64_t kBiases = 5 * kDim, kWeights = 8 * kDim * kDim;
-  int64_t padded = unit_of(*sharded->mlps[0]).memory().gradient_bytes / 4;
+  int64_t padded = unit_of(*sharded->mlps[0]).memory().gradient_bytes / static_cast<int64_t>(sizeof(double));
   EXPECT_THAT(reduced, ::testing::Each(padded));
   EXPECT_TRUE(kBiases <= padded && padded < kWeights) << padded;
 }
@@ -94,7 +90,7 @@ void set_even_layers(Linears& net, bool requires_grad) {
 
 // Every other unit frozen; an iteration without gradients in between; the frozen ones thawed for the last iterations.
 void mixed_requires_grad_across_groups(const Rank& world, Reshard reshard, bool thaw, bool freeze_after) {
-  auto sharded = filled(Linears(), *world), plain = filled(Linears(), *world);
+  auto sharded = filled_float64(Linears(), *world), plain = filled_float64(Linears(), *world);
   for (auto* net : {&sharded, &plain})
     if (net == &plain || !freeze_after) set_even_layers(*net, false);
   auto mesh = Mesh::shard(world);
@@ -113,9 +109,10 @@ void mixed_requires_grad_across_groups(const Rank& world, Reshard reshard, bool 
   };
   int iteration = 0;
   EventLog log(EventLog::What::Hooks);
-  ParityOptions parity;
+  auto parity = float64_parity();
   parity.iterations = 6;
-  parity.sharded_after_step = !(reshard == ReshardAfterForward(false));  // else a frozen first unit, which no backward reaches, stays gathered
+  // A frozen first unit that keeps its parameters is reached by no backward: it stays gathered.
+  parity.sharded_after_step = !(reshard == ReshardAfterForward(false));
   parity.after_backwards = [&] {
     bool thawed = thaw && iteration++ >= 3;
     auto events = backward_hooks(log);
@@ -125,7 +122,8 @@ void mixed_requires_grad_across_groups(const Rank& world, Reshard reshard, bool 
       if (thawed || l % 2 == 1) want.push_back("+PostBackward lin" + std::to_string(l));
     EXPECT_EQ(events, want) << "iteration " << iteration;
   };
-  expect_train_parity(*world, with_evaluation(sharded), with_evaluation(plain), inputs(world, kDim), parity);
+  auto inputs = random_inputs(world, {8, kDim}, at::kDouble);
+  expect_train_parity(*world, with_evaluation(sharded), with_evaluation(plain), inputs, parity);
 }
 
 TEST_P(FullyShardFrozen, TrainMixedRequiresGradAcrossGroups) {
@@ -160,13 +158,13 @@ FSDPP_MODULE(MultiForward);
 TEST_P(FullyShardFrozen, MultiForwardMixedRequiresGrad) {
   for (auto reshard : reshards())
     each_rank(size(), [&](Rank world) {
-      auto sharded = filled(MultiForward(), *world), plain = filled(MultiForward(), *world);
+      auto sharded = filled_float64(MultiForward(), *world), plain = filled_float64(MultiForward(), *world);
       auto mesh = Mesh::shard(world);
       FullyShardOptions options{.reshard_after_forward = reshard};
       for (auto* l : {&sharded->first, &sharded->frozen, &sharded->trained}) fully_shard(*l, mesh, options);
       fully_shard(sharded, mesh, options);
       auto trained = unit_of(*sharded->trained), frozen = unit_of(*sharded->frozen);
-      expect_train_parity(*world, trainee(sharded), trainee(plain), inputs(world, 5));
+      expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {8, 5}, at::kDouble), float64_parity());
       EXPECT_EQ(trained.stats().reduces, 10) << "all uses together";
       EXPECT_EQ(frozen.stats().reduces, 0);
     });

@@ -34,9 +34,6 @@ Trainee token_trainee(TinyNet net) {
 Inputs token_inputs(const World& world) {
   return [device = world.device()](int iteration, int rank) { return tokens(100 * iteration + rank).to(device); };
 }
-Inputs random_inputs(const Rank& world, std::vector<int64_t> sizes) {
-  return [world, sizes](int iteration, int rank) { return random_input(*world, sizes, 100 * iteration + rank); };
-}
 TinyNet tiny_net(const World& world, int blocks = 3) {
   auto net = make_tiny_net(1, blocks);
   net->to(world.device());
@@ -130,7 +127,8 @@ Trainee token_trainee(Tied net) {
 struct NormStackImpl : torch::nn::Module {
   explicit NormStackImpl(int64_t dim) {
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})));
-    for (int64_t multiplier : {3, 4, 3}) mlps.push_back(register_module("mlp" + std::to_string(mlps.size()), Mlp(dim, multiplier * dim)));
+    for (int64_t multiplier : {3, 4, 3})
+      mlps.push_back(register_module("mlp" + std::to_string(mlps.size()), Mlp(dim, multiplier * dim)));
   }
   at::Tensor forward(const at::Tensor& x) {
     auto y = norm(x);
@@ -212,27 +210,19 @@ void train_shared_params_uneven_shard(const Rank& world, Reshard reshard) {
   for (int64_t row = 0; row < vocab; ++row) EXPECT_FALSE(at::equal(before[row], after[row])) << "row " << row;
 }
 
-// In float64, where rounding can't hide a gradient that went missing in one of many micro-batches.
 void train_parity_hsdp(const Rank& world, int replicas, int64_t dim, Reshard reshard, bool sync_at_last_only) {
-  auto make = [&] {
-    auto net = filled(NormStack(dim), *world);
-    net->to(at::kDouble);
-    return net;
-  };
-  auto sharded = make(), plain = make();
+  auto sharded = filled_float64(NormStack(dim), *world), plain = filled_float64(NormStack(dim), *world);
   auto mesh = mesh_of(world, replicas);
   FullyShardOptions options{.reshard_after_forward = reshard};
   fully_shard(sharded->norm, mesh, options);
   for (auto& m : sharded->mlps) fully_shard(m, mesh, options);
   fully_shard(sharded, mesh, options);
-  ParityOptions parity;
+  auto parity = float64_parity();
   parity.iterations = 5;
   parity.micro_batches = 3;
-  parity.tolerance = parity.gradient_tolerance = 1e-12;
   if (sync_at_last_only) parity.before_micro_batch = [&](int k) { unit_of(*sharded).set_requires_gradient_sync(k == 2); };
   parity.after_backwards = [&] { expect_same_parameters(*sharded, *plain, 1e-12, 1e-12); };
-  auto inputs = [&](int i, int rank) { return random_input(*world, {8, dim}, 100 * i + rank).to(at::kDouble); };
-  expect_train_parity(*world, trainee(sharded), trainee(plain), inputs, parity);
+  expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {8, dim}, at::kDouble), parity);
 }
 
 }  // namespace fsdpp::test::suite

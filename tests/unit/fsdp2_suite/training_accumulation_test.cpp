@@ -40,8 +40,8 @@ struct Case {
   }
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.replicas << " replicas, group " << c.reshard.group() << ", keeps " << static_cast<int>(c.keeps) << ", reshard after backward "
-             << c.reshard_after_backward << ", reduce-scatter only " << c.reduce_scatter_only;
+  return out << c.replicas << " replicas, group " << c.reshard.group() << ", keeps " << static_cast<int>(c.keeps)
+             << ", reshard after backward " << c.reshard_after_backward << ", reduce-scatter only " << c.reduce_scatter_only;
 }
 
 WireCounts expected_counts(const Case& c) {
@@ -75,27 +75,19 @@ void set_flags(Accumulator& net, const Case& c, bool last) {
     for (int i = 0; i < kKeepingMlps; ++i) set(*net->mlps[static_cast<size_t>(i)], true);
 }
 
-// In float64, where rounding can't hide a gradient that went missing in one of many micro-batches.
 void gradient_accumulation(const Rank& world, const Case& c) {
-  auto make = [&] {
-    auto net = filled(Accumulator(), *world);
-    net->to(at::kDouble);
-    return net;
-  };
-  auto sharded = make(), plain = make();
+  auto sharded = filled_float64(Accumulator(), *world), plain = filled_float64(Accumulator(), *world);
   auto mesh = Mesh::hybrid(world, c.replicas);
   FullyShardOptions options{.reshard_after_forward = c.reshard};
   for (auto& m : sharded->mlps) fully_shard(m, mesh, options);
   fully_shard(sharded, mesh, options);
   EventLog log(EventLog::What::Collectives, *world);
-  ParityOptions parity;
+  auto parity = float64_parity();
   parity.iterations = 5;
   parity.micro_batches = kMicro;
-  parity.tolerance = parity.gradient_tolerance = 1e-12;
   parity.before_micro_batch = [&](int k) { set_flags(sharded, c, k == kMicro - 1); };
   parity.after_backwards = [&] { EXPECT_EQ(wire_counts(log.take()), expected_counts(c)) << c; };
-  auto inputs = [&](int i, int rank) { return random_input(*world, {2, kDim}, static_cast<uint64_t>(100 * i + rank)).to(at::kDouble); };
-  expect_train_parity(*world, trainee(sharded), trainee(plain), inputs, parity);
+  expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {2, kDim}, at::kDouble), parity);
 }
 
 std::vector<Case> cases(int replicas) {

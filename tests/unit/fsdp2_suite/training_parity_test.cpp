@@ -53,7 +53,8 @@ INSTANTIATE_TEST_SUITE_P(Meshes, TrainParityHsdp, ::testing::Values(std::pair{4,
 TEST(TrainParityChecker, SeesASmallDifference) {
   testing::TestPartResultArray failures;
   {
-    testing::ScopedFakeTestPartResultReporter reporter(testing::ScopedFakeTestPartResultReporter::INTERCEPT_ALL_THREADS, &failures);
+    using Reporter = testing::ScopedFakeTestPartResultReporter;
+    Reporter reporter(Reporter::INTERCEPT_ALL_THREADS, &failures);
     each_rank(1, [&](Rank world) {
       auto a = filled(Mlp(4), *world), b = filled(Mlp(4), *world);
       at::NoGradGuard no_grad;

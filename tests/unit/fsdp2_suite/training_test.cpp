@@ -1,4 +1,4 @@
-// test_fully_shard_training.py but for training parity, grouped forwards and accumulation: what handles show, odd forwards, roots.
+// test_fully_shard_training.py but for parity, grouped forwards and accumulation: what handles show, odd forwards, roots.
 #include <algorithm>
 #include <set>
 
@@ -54,7 +54,7 @@ TEST_P(FullyShardTraining, ParamRegistrationAfterForward) {
       auto inner = fully_shard(t.net->mlps[0]->in_proj, mesh, options), root = fully_shard(t.net, mesh, options);
       expect_handles_show_shards(*t.net);
       auto out = t.net(random_input(*world, {2, 3}, 1));
-      // Memory: kept by false, and by the root when unset. Handles show shards in any case: an optimizer never meets the gathered copy.
+      // Memory: kept by false, and by the root when unset. Handles show shards in any case: no optimizer meets the gathered copy.
       bool kept = reshard && reshard->group() == 1;
       EXPECT_EQ(inner.is_sharded(), !kept);
       EXPECT_EQ(root.is_sharded(), !(kept || !reshard));
@@ -86,7 +86,7 @@ TEST_P(FullyShardTraining, ParamRegistrationAfterBackward) {
 
 // Inside forward the handles show whole, contiguous parameters; between steps contiguous parts of them.
 struct WatchedImpl : torch::nn::Module {
-  WatchedImpl() { weight = register_parameter("weight", at::randn({5, 4}, at::detail::createCPUGenerator(3)).t()); }  // not contiguous
+  WatchedImpl() { weight = register_parameter("weight", at::arange(20).to(at::kFloat).view({5, 4}).t()); }  // not contiguous
   at::Tensor forward(const at::Tensor& x) {
     EXPECT_EQ(weight.sizes(), (std::vector<int64_t>{4, 5}));
     EXPECT_TRUE(weight.is_contiguous());
@@ -114,19 +114,16 @@ TEST_P(FullyShardTraining, ContiguousParamsGrads) {
 }
 
 void float64_training(const Rank& world, bool converts_after) {
-  auto sharded = filled(Mlp(4), *world), plain = filled(Mlp(4), *world);
-  plain->to(at::kDouble);
+  auto sharded = filled(Mlp(4), *world), plain = filled_float64(Mlp(4), *world);
   if (!converts_after) sharded->to(at::kDouble);
   auto mesh = Mesh::shard(world);
   fully_shard(sharded->in_proj, mesh), fully_shard(sharded->out_proj, mesh), fully_shard(sharded, mesh);
   if (converts_after) sharded->to(at::kDouble);
-  ParityOptions parity;
-  parity.tolerance = parity.gradient_tolerance = 1e-13;
+  auto parity = float64_parity();
   parity.after_backwards = [&] {
     for (auto& p : sharded->parameters()) EXPECT_TRUE(p.scalar_type() == at::kDouble && p.grad().scalar_type() == at::kDouble);
   };
-  auto inputs = [&](int i, int rank) { return random_input(*world, {2, 4}, 10 * i + rank).to(at::kDouble); };
-  expect_train_parity(*world, trainee(sharded), trainee(plain), inputs, parity);
+  expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {2, 4}, at::kDouble), parity);
   for (auto& p : sharded_parameters(*sharded)) EXPECT_EQ(p.dtype, at::kDouble) << p.name;
 }
 
@@ -162,7 +159,8 @@ TEST_P(FullyShardTraining, LayerByLayerShardNoFalsePositive) {
       fill_parameters(*plain->blocks.back(), i);
     }
     fully_shard(sharded, mesh);
-    expect_train_parity(*world, trainee(sharded), trainee(plain), [&](int i, int rank) { return random_input(*world, {2, 7}, 10 * i + rank); });
+    sharded->to(at::kDouble), plain->to(at::kDouble);
+    expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {2, 7}, at::kDouble), float64_parity());
   });
 }
 
@@ -191,12 +189,12 @@ FSDPP_MODULE(Captioner);
 
 TEST_P(FullyShardTraining, RegisterFsdpForwardMethod) {
   each_rank(size(), [](Rank world) {
-    auto sharded = filled(Captioner(), *world), plain = filled(Captioner(), *world);
+    auto sharded = filled_float64(Captioner(), *world), plain = filled_float64(Captioner(), *world);
     auto mesh = Mesh::shard(world);
     auto vision = fully_shard(sharded->vision, mesh);
     fully_shard(sharded->projector, mesh), fully_shard(sharded, mesh);
-    auto inputs = [&](int i, int rank) { return random_input(*world, {4, 48}, 10 * i + rank); };
-    expect_train_parity(*world, trainee(sharded), trainee(plain), inputs);
+    auto inputs = random_inputs(world, {4, 48}, at::kDouble);
+    expect_train_parity(*world, trainee(sharded), trainee(plain), inputs, float64_parity());
     EXPECT_EQ(vision.stats().forward_gathers, 10);
     EXPECT_EQ(vision.stats().reduces, 10);
     EXPECT_THROW((void)sharded->vision->features(inputs(0, 0)), UsageError) << "past the unit";
@@ -219,20 +217,20 @@ class CommNames final : public trace::Listener {
 // Units of one mesh share streams, memory and communicators without being asked to, whatever their roots.
 TEST_P(FullyShardTraining, ShareCommContext) {
   each_rank(size(), [](Rank world) {
-    auto sharded = filled(MlpStack(8, 3), *world), plain = filled(MlpStack(8, 3), *world);
+    auto sharded = filled_float64(MlpStack(8, 3), *world), plain = filled_float64(MlpStack(8, 3), *world);
     auto mesh = Mesh::shard(world);
     for (auto& m : sharded->mlps) fully_shard(m, mesh);  // no unit around them: each is a root
-    auto inputs = [&](int i, int rank) { return random_input(*world, {4, 8}, 10 * i + rank); };
+    auto inputs = random_inputs(world, {4, 8}, at::kDouble);
     Trainee several{sharded.ptr(), [sharded](const at::Tensor& x, int) mutable { return sharded->forward(x).sum(); }};
     std::set<std::string> comms;
     {
       CommNames used;
-      expect_train_parity(*world, several, trainee(plain), inputs);
+      expect_train_parity(*world, several, trainee(plain), inputs, float64_parity());
       comms = used.names;
     }
     EXPECT_EQ(comms, world->size() == 1 ? std::set<std::string>{} : (std::set<std::string>{"default.gather", "default.reduce"}));
     int64_t one_unit = unit_of(*sharded->mlps[0]).memory().gradient_bytes;
-    EXPECT_LE(reserved_buffer_bytes(*sharded), (3 + 2) * one_unit) << "gathered buffers that roots keep, and two shared gradient slots";
+    EXPECT_LE(reserved_buffer_bytes(*sharded), (3 + 2) * one_unit) << "gathered buffers are the roots', gradient slots shared";
     EXPECT_EQ(total_stats(*sharded).reduces, 30);
     EXPECT_EQ(total_stats(*sharded).backward_gathers, 0) << "a root keeps its parameters";
   });
@@ -248,10 +246,9 @@ TEST(FullyShardWorldSize1, TrainParitySingleWorldsize1) {
       world->watch = [&](const WireCall&) { ++calls; };
       EventLog log(EventLog::What::Collectives);
       ParityOptions parity;
-      parity.tolerance = parity.gradient_tolerance = 0;  // bit for bit
+      parity.tolerance = 0;  // bit for bit
       parity.after_step = [&] { EXPECT_THAT(log.take(), ::testing::IsEmpty()); };
-      auto inputs = [&](int i, int rank) { return random_input(*world, {4, dims[0]}, 10 * i + rank); };
-      expect_train_parity(*world, trainee(sharded), trainee(plain), inputs, parity);
+      expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {4, dims[0]}), parity);
       EXPECT_EQ(calls, 0) << "not even a collective of one rank";
     });
 }

@@ -195,6 +195,19 @@ TEST(ShardedGradScaler, WhateverOneRankFindsAllRanksSkip) {
   }
 }
 
+TEST(ShardedGradScaler, OnAGridReplicasSkipTogetherToo) {
+  for (int bad_rank = 0; bad_rank < 4; ++bad_rank) {
+    comm::run_local_world(4, [&](std::shared_ptr<comm::World> world) {
+      const auto model = bag({{"w", at::ones({128})}});
+      fully_shard(model, comm::Mesh::hybrid(world, 2));
+      const at::Tensor w = (*model)["w"];
+      w.mutable_grad() = at::ones(w.sizes());
+      if (world->rank() == bad_rank) w.mutable_grad()[0] = kInf;
+      EXPECT_FALSE(grads_are_finite(*model)) << bad_rank;
+    });
+  }
+}
+
 TEST(ShardedGradScaler, AsksEachAxisOfEachMeshOnce) {
   comm::run_local_world(4, [&](std::shared_ptr<comm::World> world) {
     const MixedModel m(world);
