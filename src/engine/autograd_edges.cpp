@@ -60,6 +60,14 @@ std::shared_ptr<torch::autograd::Node> hooked_accumulator(const at::Tensor& hand
   return made;
 }
 
+ParamPlace accumulated_parameter(const at::Tensor& leaf) {
+  auto accumulator = torch::autograd::impl::try_get_grad_accumulator(leaf);
+  if (!accumulator) return {};
+  for (auto& hook : accumulator->pre_hooks())
+    if (auto* own = dynamic_cast<BeforeAccumulate*>(hook.get())) return {own->unit, own->buffer, own->index};
+  return {};
+}
+
 void hook_output(const at::Tensor& output, const std::shared_ptr<Unit>& unit) {
   const auto& node = output.grad_fn();
   if (node) node->add_pre_hook(std::make_unique<BeforeBackward>(unit));

@@ -24,6 +24,16 @@ void hook_parameter(const at::Tensor& handle, const std::shared_ptr<Unit>& unit,
                                                                         const std::shared_ptr<torch::autograd::Node>& hooked,
                                                                         const std::shared_ptr<Unit>& unit, FlatBuffer& buffer, size_t index);
 
+/// A parameter by its place in its unit.
+struct ParamPlace {
+  std::shared_ptr<Unit> unit;
+  FlatBuffer* buffer = nullptr;
+  size_t index = 0;
+};
+/// The parameter whose gradient goes where the gradient of `leaf` goes: `leaf` itself, or the parameter that autograd saved it
+/// from (recomputation gives back a new tensor, with the parameter's accumulator). Without a unit if there is none.
+[[nodiscard]] ParamPlace accumulated_parameter(const at::Tensor& leaf);
+
 /// Runs the unit's pre-backward when the gradient of `output` arrives. REQUIRES: output.requires_grad().
 void hook_output(const at::Tensor& output, const std::shared_ptr<Unit>& unit);
 

@@ -3,30 +3,24 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "engine/registry.h"
+#include "engine/autograd_edges.h"
 #include "engine/unit.h"
 
 namespace fsdpp {
 
 std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {
   if (torch::autograd::get_current_graph_task_id() < 0 || c10::GradMode::is_enabled()) return std::nullopt;
-  auto unit = engine::find_unit(parameter);
-  return unit ? unit->gradient_target(parameter) : std::nullopt;
+  auto place = engine::accumulated_parameter(parameter);
+  return place.unit ? place.unit->gradient_target(*place.buffer, place.index) : std::nullopt;
 }
 
 namespace engine {
 
-std::optional<GradientTarget> Unit::gradient_target(const at::Tensor& handle) {
-  for (auto& b : buffers_)
-    for (size_t i = 0; i < b->params().size(); ++i)
-      if (b->params()[i].handle().is_same(handle)) return gradient_target(*b, i);
-  return std::nullopt;
-}
-
 std::optional<GradientTarget> Unit::gradient_target(FlatBuffer& buffer, size_t param) {
   bool in_place = reduces_in_place(buffer) && requires_gradient_sync_;
   bool waits = requires_gradient_sync_ && context_->reduces_on_wire() && context_->reduce_buffers() < 2;
-  if (waits || !buffer.takes_targets(in_place) || !buffer.params()[param].handle().requires_grad()) return std::nullopt;
+  auto handle = buffer.params()[param].handle();
+  if (waits || !buffer.takes_targets(in_place) || !handle.defined() || !handle.requires_grad()) return std::nullopt;
   if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
   settle_reductions();
   if (!in_place && !buffer.has_gradient_buffer()) context_->make_room_for_reduce();

@@ -103,7 +103,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void pre_backward();
   void before_accumulate(FlatBuffer& buffer, size_t param);
   /// See fsdpp::gradient_target.
-  [[nodiscard]] std::optional<GradientTarget> gradient_target(const at::Tensor& handle);
+  [[nodiscard]] std::optional<GradientTarget> gradient_target(FlatBuffer& buffer, size_t param);
   void after_accumulate(FlatBuffer& buffer, size_t param);
   /// Called once at the end of each backward that touched the unit.
   void finish_backward();
@@ -187,7 +187,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reduce();
   void accumulate();
   void settle_reductions();
-  [[nodiscard]] std::optional<GradientTarget> gradient_target(FlatBuffer& buffer, size_t param);
   [[nodiscard]] bool reduces_in_place(const FlatBuffer& buffer) const;
   [[nodiscard]] bool wants_reduction(const FlatBuffer& buffer, bool others_reduce) const;
   void run_param_hooks(cuda::StreamView stream);

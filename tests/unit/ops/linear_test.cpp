@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "fsdpp/api/checkpoint.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/engine/gradient_target.h"
 #include "fsdpp/ops/linear.h"
@@ -88,6 +89,50 @@ TEST(GradientTarget, ReducedInFp32ItKeepsWhatBf16WouldRound) {
     auto x = at::ones({257, 3});
     probe(x).sum().backward();
     EXPECT_TRUE(at::equal(probe->w.grad(), at::full({4, 3}, 257.0)));  // bf16: 256 or 258
+  });
+}
+
+struct RecomputedImpl : torch::nn::Module {
+  RecomputedImpl() { probe = register_module("probe", Probe()); }
+  at::Tensor forward(const at::Tensor& x) {
+    auto run = [this](const at::Tensor& t) { return probe->forward(t); };
+    return checkpoint(run, checkpoint(run, x).narrow(-1, 0, 3));
+  }
+  Probe probe{nullptr};
+};
+FSDPP_MODULE(Recomputed);
+
+TEST(GradientTarget, IsFoundForAParameterThatRecomputationBringsBack) {
+  for (int ranks : {1, 2})
+    run_local_world(ranks, [&](std::shared_ptr<World> world) {
+      Recomputed net;
+      auto unit = fully_shard(net, Mesh::shard(world), {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+      unit.set_reduce_scatter_max_input_buffers(2);
+      net(at::ones({257, 3})).sum().backward();
+      // The second linear: 257 rows of 3. The first: 257 rows of 1, times the 4 rows of the second's weight. No bf16 is 771.
+      auto want = at::full({4, 3}, 257.0 * 3);
+      want.narrow(0, 0, 3).add_(257.0 * 4);
+      EXPECT_TRUE(at::equal(shard::full_tensor(sharding_of(net->probe->w), net->probe->w.grad()), want)) << net->probe->w.grad();
+    });
+}
+
+struct DetachedImpl : torch::nn::Module {
+  DetachedImpl() { w = register_parameter("w", at::ones({4, 3})); }
+  at::Tensor forward(const at::Tensor& x) {
+    copy = w.detach().requires_grad_();
+    return ops::linear(x, w) + ops::linear(2 * x, copy);
+  }
+  at::Tensor w, copy;
+};
+FSDPP_MODULE(Detached);
+
+TEST(GradientTarget, ALeafThatSharesAParametersMemoryKeepsItsOwnGradient) {
+  run_local_world(1, [](std::shared_ptr<World> world) {
+    Detached net;
+    fully_shard(net, Mesh::shard(world));
+    net(at::ones({2, 3})).sum().backward();
+    EXPECT_TRUE(at::equal(net->w.grad(), at::full({4, 3}, 2.0)));
+    EXPECT_TRUE(at::equal(net->copy.grad(), at::full({4, 3}, 4.0)));
   });
 }
 
