@@ -49,10 +49,12 @@ struct PackArgs {
 int pack(const PackArgs& args, CUstream_st* stream);
 void pack_cpu(const PackArgs& args);
 
+inline constexpr size_t kMaxNumbersBytes = 128;
+
 /// Decoupled weight decay Adam (Loshchilov & Hutter, arXiv 1711.05101) as PyTorch's AdamW computes it, one pass:
 ///   p -= lr·wd·p;  m = β1·m + (1−β1)·g;  v = β2·v + (1−β2)·g²;  p -= lr/bc1 · m / (sqrt(v)/sqrt(bc2) + eps),  bc_k = 1
 ///   − β_k^step.
-/// g = grad · grad_scale (negative: maximises). Moments are fp32 (fp64 if param_dtype is F64). With `max_exp_avg_sq`
+/// g = grad · grad_scale (negative: maximises). With `cast`, the new p is written there too, in cast_dtype. Moments are fp32 (fp64 if param_dtype is F64). With `max_exp_avg_sq`
 /// (AMSGrad) that becomes max(max_exp_avg_sq, v) and takes v's place in the last line.
 struct AdamWArgs {
   void* param = nullptr;
@@ -62,12 +64,17 @@ struct AdamWArgs {
   void* exp_avg = nullptr;
   void* exp_avg_sq = nullptr;
   void* max_exp_avg_sq = nullptr;
+  void* cast = nullptr;             ///< null: none; for F32 and F64 parameters only
+  DType cast_dtype = DType::BF16;  ///< F32, F16 or BF16
   int64_t numel = 0;
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   int64_t step = 1;  ///< counted from 1
   double grad_scale = 1.0;
+  const void* numbers = nullptr;  ///< device memory to read what follows from lr … grad_scale from (a captured launch); null: work it out
 };
 int adamw(const AdamWArgs& args, CUstream_st* stream);
+/// What `numbers` points to, written to host memory: at most kMaxNumbersBytes.
+void adamw_numbers(const AdamWArgs& args, void* out);
 void adamw_cpu(const AdamWArgs& args);
 
 /// Stochastic gradient descent as PyTorch's SGD computes it, one pass:
@@ -85,8 +92,10 @@ struct SGDArgs {
   bool nesterov = false;
   bool first = false;  ///< the buffer holds nothing yet; it is not read
   double grad_scale = 1.0;
+  const void* numbers = nullptr;  ///< as AdamWArgs::numbers
 };
 int sgd(const SGDArgs& args, CUstream_st* stream);
+void sgd_numbers(const SGDArgs& args, void* out);
 void sgd_cpu(const SGDArgs& args);
 
 /// Norm accumulation over a flat range. `result` is one double (device memory on CUDA): for p = ∞ it becomes

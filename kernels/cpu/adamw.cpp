@@ -1,4 +1,5 @@
 #include <cmath>
+#include <new>
 
 #include "kernels/cpu/blocks.h"
 #include "kernels/optim_scalars.h"
@@ -39,10 +40,20 @@ void adamw_as(const AdamWArgs& a) {
       update<false, C>(scalars, n, param, grad, m, v, nullptr);
     }
     store(a.param, a.param_dtype, begin, n, param);
+    if (a.cast != nullptr) store(a.cast, a.cast_dtype, begin, n, param);
   });
 }
 
 }  // namespace
+
+void adamw_numbers(const AdamWArgs& a, void* out) {
+  static_assert(sizeof(AdamWScalars<double>) <= kMaxNumbersBytes);
+  if (a.param_dtype == DType::F64) {
+    new (out) AdamWScalars<double>(a);
+  } else {
+    new (out) AdamWScalars<float>(a);
+  }
+}
 
 void adamw_cpu(const AdamWArgs& a) {
   if (a.param_dtype == DType::F64) {

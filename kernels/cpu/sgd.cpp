@@ -1,3 +1,5 @@
+#include <new>
+
 #include "kernels/cpu/blocks.h"
 #include "kernels/optim_scalars.h"
 
@@ -41,6 +43,15 @@ void sgd_as(const SGDArgs& a) {
 }
 
 }  // namespace
+
+void sgd_numbers(const SGDArgs& a, void* out) {
+  static_assert(sizeof(SGDScalars<double>) <= kMaxNumbersBytes);
+  if (a.param_dtype == DType::F64) {
+    new (out) SGDScalars<double>(a);
+  } else {
+    new (out) SGDScalars<float>(a);
+  }
+}
 
 void sgd_cpu(const SGDArgs& a) {
   if (a.param_dtype == DType::F64) {

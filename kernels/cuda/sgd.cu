@@ -44,7 +44,8 @@ __device__ void update_at(const Arrays<P, G>& t, int64_t i, const SGDScalars<C>&
 }
 
 template <class P, class G, class C>
-__global__ void __launch_bounds__(kThreads) sgd_kernel(Arrays<P, G> t, Split split, SGDScalars<C> s) {
+__global__ void __launch_bounds__(kThreads) sgd_kernel(Arrays<P, G> t, Split split, SGDScalars<C> given, const SGDScalars<C>* numbers) {
+  const SGDScalars<C> s = numbers != nullptr ? *numbers : given;
   for_split<Arrays<P, G>::kVec>(split, [&](auto lanes, int64_t i) { update_at<decltype(lanes)::kCount>(t, i, s); });
 }
 
@@ -56,7 +57,8 @@ int launch_as(const SGDArgs& a, cudaStream_t stream) {
   unsigned blocks = 0;
   const cudaError_t error = grid_size(split, &blocks);
   if (error != cudaSuccess) return static_cast<int>(error);
-  sgd_kernel<P, G, C><<<blocks, kThreads, 0, stream>>>(t, split, SGDScalars<C>(a));
+  sgd_kernel<P, G, C><<<blocks, kThreads, 0, stream>>>(t, split, SGDScalars<C>(a),
+                                                        static_cast<const SGDScalars<C>*>(a.numbers));
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -20,17 +20,6 @@ std::shared_ptr<Unit> lock(const std::weak_ptr<Unit>& weak) {
   return unit;
 }
 
-std::vector<std::shared_ptr<Unit>> units_below(const torch::nn::Module& module) {
-  std::vector<std::shared_ptr<Unit>> result;
-  auto add = [&](const torch::nn::Module* m) {
-    auto unit = engine::find_unit(m);
-    if (unit && std::find(result.begin(), result.end(), unit) == result.end()) result.push_back(std::move(unit));
-  };
-  add(&module);
-  for (auto& m : module.modules(/*include_self=*/false)) add(m.get());
-  return result;
-}
-
 // Applies f to the unit, and with `recurse` to the units below all of its modules.
 template <class F>
 void for_each_unit(const std::weak_ptr<Unit>& weak, bool recurse, F f) {
@@ -38,7 +27,7 @@ void for_each_unit(const std::weak_ptr<Unit>& weak, bool recurse, F f) {
   if (!recurse) return f(*unit);
   std::vector<std::shared_ptr<Unit>> reached;
   for (auto& module : unit->modules())
-    for (auto& u : units_below(*module))
+    for (auto& u : engine::find_units(*module))
       if (std::find(reached.begin(), reached.end(), u) == reached.end()) reached.push_back(u);
   for (auto& u : reached) f(*u);
 }
@@ -123,15 +112,15 @@ UnitHandle unit_of(const torch::nn::Module& module) {
 
 std::vector<UnitHandle> units(const torch::nn::Module& module) {
   std::vector<UnitHandle> result;
-  for (auto& u : units_below(module)) result.emplace_back(u);
+  for (auto& u : engine::find_units(module)) result.emplace_back(u);
   return result;
 }
 
 MemoryFormula memory_formula(const torch::nn::Module& module, bool accumulates) {
   std::vector<UnitMemory> memory;
-  for (auto& u : units_below(module)) {
+  for (auto& u : engine::find_units(module)) {
     memory.push_back(u->memory(/*as_root=*/u->manages(&module)));
-    bool holds_units = u->module() && units_below(*u->module()).size() > 1;
+    bool holds_units = u->module() && engine::find_units(*u->module()).size() > 1;
     memory.back().keeps_gathered = memory.back().keeps_gathered || holds_units;  // gathered while the units inside it run
   }
   return memory_formula(memory, accumulates);
@@ -140,7 +129,7 @@ MemoryFormula memory_formula(const torch::nn::Module& module, bool accumulates) 
 int64_t reserved_buffer_bytes(const torch::nn::Module& module) {
   std::vector<engine::CommContext*> seen;
   int64_t bytes = 0;
-  for (auto& u : units_below(module)) {
+  for (auto& u : engine::find_units(module)) {
     if (std::find(seen.begin(), seen.end(), &u->context()) != seen.end()) continue;
     seen.push_back(&u->context());
     for (auto* pool : {&u->context().gathered_pool(), &u->context().gradient_pool(), &u->context().staging_pool()}) bytes += pool->reserved_bytes();
@@ -150,7 +139,7 @@ int64_t reserved_buffer_bytes(const torch::nn::Module& module) {
 
 std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, shard::ShardedParam> by_handle;
-  for (auto& u : units_below(module))
+  for (auto& u : engine::find_units(module))
     for (auto& p : u->sharded_params()) {
       auto* key = p.handle.unsafeGetTensorImpl();
       by_handle.emplace(key, std::move(p));

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/capture.h"
 #include "cuda/check.h"
 #include "cuda/spin.h"
 
@@ -33,15 +34,17 @@ Event& join_event(c10::DeviceIndex device) {
 void StreamView::wait(const Event& event) const {
   if (!event.recorded_ || event.handle_ == nullptr) return;
   if (!is_cuda()) return event.synchronize();
+  if (event.capture_ != capture_of(*this)) return;
   FSDPP_CUDA_CHECK(cudaStreamWaitEvent(handle_, event.handle_, 0));
 }
 
 void StreamView::wait(StreamView other) const {
   if (*this == other || !other.is_cuda()) return;
   if (!is_cuda()) return other.synchronize();
+  if (const auto capture = capture_of(*this); capture != 0 && capture_of(other) == 0) return;
   Event& event = join_event(other.device_);
   event.record(other);
-  wait(event);
+  FSDPP_CUDA_CHECK(cudaStreamWaitEvent(handle_, event.handle_, 0));
 }
 
 bool StreamView::is_capturing() const {
@@ -92,6 +95,7 @@ Event& Event::operator=(Event&& other) noexcept {
   std::swap(handle_, other.handle_);
   std::swap(device_, other.device_);
   std::swap(recorded_, other.recorded_);
+  std::swap(capture_, other.capture_);
   return *this;
 }
 
@@ -111,11 +115,12 @@ void Event::record(StreamView stream) {
     device_ = stream.device_index();
   }
   FSDPP_CUDA_CHECK(cudaEventRecord(handle_, stream.handle()));
+  capture_ = capture_of(stream);
   recorded_ = true;
 }
 
 bool Event::query() const {
-  if (!recorded_ || handle_ == nullptr) return true;
+  if (!recorded_ || handle_ == nullptr || capture_ != 0) return true;
   const cudaError_t status = cudaEventQuery(handle_);
   if (status == cudaErrorNotReady) {
     cudaGetLastError();
@@ -126,7 +131,7 @@ bool Event::query() const {
 }
 
 void Event::synchronize() const {
-  if (recorded_ && handle_ != nullptr) FSDPP_CUDA_CHECK(cudaEventSynchronize(handle_));
+  if (recorded_ && handle_ != nullptr && capture_ == 0) FSDPP_CUDA_CHECK(cudaEventSynchronize(handle_));
 }
 
 Stream::Stream(c10::Device device, Priority priority) {

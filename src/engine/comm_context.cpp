@@ -251,7 +251,8 @@ void CommContext::finish_backward(int task) {
 
 // Tells and asks the other ranks for which parameters they had gradients. Only a rank that lacks one waits for the answer.
 void CommContext::agree_on_step() {
-  if (!reduces_on_wire() || !step_check_.reduced() || compute_stream().is_capturing()) return;
+  if (!reduces_on_wire() || !step_check_.reduced()) return;
+  if (compute_stream().is_capturing()) return step_check_.forget();  // the host does not come along when it is replayed
   std::vector<char> flags;
   bool lacks = false;
   for (auto& [weak, count] : checked_units_) {

@@ -93,10 +93,14 @@ FlatBuffer::~FlatBuffer() {
 }
 
 int64_t FlatBuffer::gathered_bytes() const noexcept {
-  return aliased_ ? 0 : plan_.total_numel() * static_cast<int64_t>(c10::elementSize(config_.gathered_dtype));
+  return aliased_ || (config_.world_size == 1 && keeps_cast()) ? 0 : plan_.total_numel() * static_cast<int64_t>(c10::elementSize(config_.gathered_dtype));
 }
 
 int64_t FlatBuffer::shard_bytes() const noexcept { return plan_.slice_numel * static_cast<int64_t>(c10::elementSize(config_.dtype)); }
+
+int64_t FlatBuffer::cast_bytes() const noexcept {
+  return keeps_cast() ? plan_.slice_numel * static_cast<int64_t>(c10::elementSize(config_.gathered_dtype)) : 0;
+}
 
 int64_t FlatBuffer::gradient_bytes() const noexcept {
   return plan_.total_numel() * static_cast<int64_t>(c10::elementSize(config_.reduce_dtype));
@@ -112,8 +116,12 @@ at::Tensor FlatBuffer::make_slice(bool on_host, bool zeroed) const {
 void FlatBuffer::make_storages(at::Tensor shard) {
   aliased_ = config_.world_size == 1 && !casts() && !config_.offload_params;
   shard_ = std::move(shard);
-  if (aliased_) {
-    gathered_ = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shard_.storage().unsafeGetStorageImpl());
+  cast_valid_ = false;
+  cast_shard_ = keeps_cast() && !deferred() ? at::empty({plan_.slice_numel}, at::TensorOptions(config_.device).dtype(config_.gathered_dtype))
+                                            : at::Tensor();
+  const bool whole = config_.world_size == 1 && cast_shard_.defined();
+  if (aliased_ || whole) {
+    gathered_ = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy((whole ? cast_shard_ : shard_).storage().unsafeGetStorageImpl());
   } else {
     gathered_ = c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(gathered_bytes()), c10::DataPtr(nullptr, config_.device),
@@ -190,26 +198,52 @@ at::Tensor FlatBuffer::local_view(const at::Tensor& flat, const ParamState& para
   return make_tensor_on(flat.storage(), flat.scalar_type(), shard::local_sizes(param.sizes, placement.cut, range), offset);
 }
 
+bool FlatBuffer::cast_is_current() const noexcept {
+  return cast_valid_ && std::all_of(params_.begin(), params_.end(), [](auto& p) {
+           auto h = p.handle();
+           return !h.defined() || h._version() == p.cast_version;
+         });
+}
+
+void FlatBuffer::refresh_cast(cuda::StreamView stream) {
+  if (cast_is_current()) return;
+  run_cast({.dst = cast_shard_.mutable_data_ptr(), .dst_dtype = kernel_dtype(config_.gathered_dtype), .src = shard_.const_data_ptr(),
+            .src_dtype = kernel_dtype(config_.dtype), .numel = plan_.slice_numel}, stream);
+  cast_valid_ = true;
+  for (size_t i = 0; i < params_.size(); ++i) note_cast_written(i);
+}
+
+at::Tensor FlatBuffer::cast_view(size_t param) const {
+  return cast_shard_.defined() ? local_view(cast_shard_, params_[param]) : at::Tensor();
+}
+
+void FlatBuffer::note_cast_written(size_t param) noexcept {
+  if (auto h = params_[param].handle(); h.defined()) params_[param].cast_version = h._version();
+}
+
 comm::Ticket FlatBuffer::gather(SlotPool& pool, SlotPool& staging_pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
   if (aliased_ || plan_.slice_numel == 0) return {};
+  if (cast_shard_.defined()) refresh_cast(stream);
+  if (cast_shard_.defined() && config_.world_size == 1) return {};
   gathered_slot_ = pool.acquire(gathered_bytes(), stream);
   void* base = gathered_slot_->data();
   gathered_->set_data_ptr_noswap(c10::DataPtr(base, config_.device));
   int64_t n = plan_.slice_numel;
   void* own = at_element(base, config_.rank * n, config_.gathered_dtype);
-  const void* source = shard_.const_data_ptr();
+  const bool cast_here = casts() && !cast_shard_.defined();
+  const void* source = (cast_shard_.defined() ? cast_shard_ : shard_).const_data_ptr();
   auto* staging = staging_pool.acquire(staging_bytes(), stream);
   if (config_.offload_params) {
     void* arrived = staging ? staging->data() : own;
     stream.copy(arrived, source, shard_bytes());
     source = arrived;
   }
-  if (casts())
+  if (cast_here)
     run_cast({.dst = own, .dst_dtype = kernel_dtype(config_.gathered_dtype), .src = source, .src_dtype = kernel_dtype(config_.dtype),
               .numel = n}, stream);
   staging_pool.release(staging, stream);
   if (config_.world_size == 1) return {};
-  comm::ConstBuffer in(casts() ? own : source, n, config_.gathered_dtype);
+  comm::ConstBuffer in(cast_here ? own : source, n, config_.gathered_dtype);
   return comm.all_gather({base, plan_.total_numel(), config_.gathered_dtype}, in, stream, info);
 }
 

@@ -45,6 +45,7 @@ struct ParamState {
   bool reduced = false;              ///< this backward's reduction held a gradient of this rank
   std::vector<std::function<void(const at::Tensor&)>> hooks;  ///< of the user, after a reduction
   uint32_t version = 0;              ///< of the handle when it was gathered last
+  uint32_t cast_version = 0;         ///< of the handle when the kept cast shard got its values
   at::Tensor on_meta;                ///< the whole parameter as it was built, while the shard has no memory
 
   [[nodiscard]] at::Tensor handle() const;  ///< undefined if the user dropped it
@@ -55,7 +56,8 @@ struct ParamState {
 /// The parameters of a unit that share dtype and requires_grad: shard buffer, gathered buffer, gradient buffer.
 ///
 /// `gathered` is one StorageImpl for life (autograd's saved views keep it); unshard gives it memory, reshard takes it away.
-/// With one rank and equal dtypes the gathered buffer is the shard buffer itself (aliased()): nothing is copied or freed.
+/// With one rank and equal dtypes the gathered buffer is the shard buffer itself (aliased()): nothing is copied or freed. With one
+/// rank and a kept cast shard it is that one.
 class FlatBuffer {
  public:
   struct Config {
@@ -67,6 +69,7 @@ class FlatBuffer {
     /// The dtypes that follow from the parameters' own. Throws ConfigError for one that can't be gathered or reduced.
     void set_dtype(c10::ScalarType original);
     bool offload_params = false, offload_gradients = false, pin_memory = true;  ///< see CPUOffloadPolicy
+    bool keep_cast = false;  ///< see FullyShardOptions::keep_cast_shard
   };
   /// Takes this rank's part of each parameter and points the handles at it; the full originals are freed with their storage.
   FlatBuffer(const Config& config, std::vector<at::Tensor> handles, std::vector<std::string> names);
@@ -84,6 +87,7 @@ class FlatBuffer {
   [[nodiscard]] const void* gathered_storage() const noexcept { return gathered_.get(); }
   [[nodiscard]] int64_t gathered_bytes() const noexcept;
   [[nodiscard]] int64_t shard_bytes() const noexcept;
+  [[nodiscard]] int64_t cast_bytes() const noexcept;
   /// Device memory that a gather of an offloaded shard needs besides the gathered buffer, for its time on the stream.
   [[nodiscard]] int64_t staging_bytes() const noexcept { return config_.offload_params && casts() ? shard_bytes() : 0; }
   [[nodiscard]] int64_t gradient_bytes() const noexcept;
@@ -101,6 +105,12 @@ class FlatBuffer {
   /// Takes memory for the gathered buffer (on `stream`) and fills it: with one rank by a cast on `stream`; else writes the own
   /// slice, if a cast is needed, and issues the all-gather on `stream`.
   comm::Ticket gather(SlotPool& pool, SlotPool& staging_pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  /// The kept cast shard is stale, whatever the handles' versions say.
+  void note_written() noexcept { cast_valid_ = false; }
+  /// A parameter's part of the kept cast shard, for who writes the parameter; undefined if none is kept.
+  [[nodiscard]] at::Tensor cast_view(size_t param) const;
+  /// That part has the values of the parameter's handle as it is now.
+  void note_cast_written(size_t param) noexcept;
   /// Takes the gathered memory away again. `last_user`: the stream that may still read it.
   void free_gathered(SlotPool& pool, cuda::StreamView last_user);
   /// Whether the user gave the handle other memory. REQUIRES: it does not show the gathered parameter.
@@ -145,6 +155,8 @@ class FlatBuffer {
   void adopt_gradient(size_t param);
   /// The reductions of this backward are over.
   void end_backward();
+  /// The sharded gradients may be freed before backward ends: on the reduction's stream, whose memory they are from here on.
+  void expect_early_free() noexcept { freed_in_backward_ = true; }
   /// Divides gradients by `factor` in place of the number of ranks.
   void set_divide_factor(double factor);
   /// Trainable parameters without a gradient of their own get zeros from here on (they are reduced like the others).
@@ -164,6 +176,9 @@ class FlatBuffer {
 
  private:
   [[nodiscard]] bool casts() const noexcept { return config_.dtype != config_.gathered_dtype; }
+  [[nodiscard]] bool keeps_cast() const noexcept { return config_.keep_cast && casts() && !config_.offload_params; }
+  [[nodiscard]] bool cast_is_current() const noexcept;
+  void refresh_cast(cuda::StreamView stream);
   [[nodiscard]] at::Tensor make_slice(bool on_host, bool zeroed) const;
   void set_scales();
   [[nodiscard]] std::optional<c10::ScalarType> dtype_of_replaced_handles() const;
@@ -189,10 +204,13 @@ class FlatBuffer {
   std::vector<bool> with_grad_;           ///< parameters whose gradient is in the gradient buffer
   std::vector<bool> valid_;               ///< parameters whose place there holds a value: to be added to
   bool gaps_valid_ = false;
+  bool freed_in_backward_ = false;        ///< see expect_early_free()
   bool unpacked_ = false;                 ///< targets were handed out since the last pack
   bool in_place_ = false;                 ///< gradients of the running backward go into sharded_grad_
   bool aliased_ = false, reducing_ = false;
+  bool cast_valid_ = false;               ///< the cast shard was filled, and no write is known that left no version
   at::Tensor shard_;                                  ///< 1-D [slice], original dtype; host memory if offloaded
+  at::Tensor cast_shard_;                             ///< 1-D [slice], gathered dtype, if it is kept
   c10::intrusive_ptr<c10::StorageImpl> gathered_;     ///< [world · slice], gathered dtype
   SlotPool::Slot* gathered_slot_ = nullptr;
   SlotPool::Slot* grad_slot_ = nullptr;               ///< [world · slice], reduce dtype

@@ -141,9 +141,11 @@ bool FlatBuffer::prepare_sharded_gradients(cuda::StreamView stream) {
   for (auto& p : params_)  // also what this backward did not reach: it lives in the same memory
     if (auto h = p.handle(); h.defined() && h.requires_grad()) p.put_grad_aside(h);
   bool any = std::any_of(params_.begin(), params_.end(), [](auto& p) { return p.sharded_grad.defined(); });
-  // Memory of the current stream; what runs on `stream` overwrites all of it, padding included.
   sharded_grad_ = any ? sharded_gradient_buffer() : at::Tensor();
-  if (!sharded_grad_.defined()) sharded_grad_ = make_slice(config_.offload_gradients, /*zeroed=*/any);
+  if (!sharded_grad_.defined()) {  // what runs on `stream` overwrites all of it, padding included
+    cuda::StreamGuard owner(freed_in_backward_ ? stream : cuda::current_stream(config_.device));
+    sharded_grad_ = make_slice(config_.offload_gradients, /*zeroed=*/any);
+  }
   if (!any) return false;
   stream.wait(cuda::current_stream(config_.device));
   cuda::StreamGuard guard(stream);

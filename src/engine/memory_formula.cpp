@@ -19,11 +19,15 @@ int64_t slot_bytes(const std::map<int64_t, int>& count_of_size, int alive) {
 
 MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates) {
   MemoryFormula m;
-  std::map<int64_t, int> gathered, gradients, staging;
+  std::map<int64_t, int> gathered, gradients, sharded_gradients, staging;
   int gradient_slots = 1;
   for (auto& u : units) {
     m.shards += u.shard_bytes;
-    m.sharded_gradients += u.sharded_gradient_bytes;
+    m.cast_shards += u.cast_shard_bytes;
+    if (u.steps_in_backward)
+      ++sharded_gradients[u.sharded_gradient_bytes];
+    else
+      m.sharded_gradients += u.sharded_gradient_bytes;
     m.host += u.host_bytes;
     ++staging[u.staging_bytes];
     ++staging[u.gradient_staging_bytes];
@@ -34,6 +38,7 @@ MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates
       ++gathered[u.gathered_bytes];
     if (u.reduces_on_wire || accumulates) ++gradients[u.gradient_bytes];
   }
+  m.sharded_gradients += slot_bytes(sharded_gradients, engine::SlotPool::kSlots);
   m.gathered += slot_bytes(gathered, engine::SlotPool::kSlots);
   m.gradients = slot_bytes(gradients, accumulates ? std::numeric_limits<int>::max() : gradient_slots);
   m.staging = slot_bytes(staging, engine::SlotPool::kSlots);

@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -84,6 +85,17 @@ std::shared_ptr<Unit> find_unit(const torch::nn::Module* module) {
     unit = it->second.unit.lock();
   }
   return unit && unit->manages(module) ? unit : nullptr;
+}
+
+std::vector<std::shared_ptr<Unit>> find_units(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<Unit>> units;
+  auto add = [&](const torch::nn::Module* m) {
+    auto unit = find_unit(m);
+    if (unit && std::find(units.begin(), units.end(), unit) == units.end()) units.push_back(std::move(unit));
+  };
+  add(&module);
+  for (auto& m : module.modules(/*include_self=*/false)) add(m.get());
+  return units;
 }
 
 std::shared_ptr<Unit> find_unit(const at::Tensor& parameter) {

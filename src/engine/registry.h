@@ -18,6 +18,9 @@ void register_unit(const std::shared_ptr<Unit>& unit, const std::vector<std::sha
 /// nullptr if fully_shard was not called on the module.
 [[nodiscard]] std::shared_ptr<Unit> find_unit(const torch::nn::Module* module);
 
+/// All units at or below `module`, in module order, each once.
+[[nodiscard]] std::vector<std::shared_ptr<Unit>> find_units(const torch::nn::Module& module);
+
 /// The unit that manages a parameter, or nullptr.
 [[nodiscard]] std::shared_ptr<Unit> find_unit(const at::Tensor& parameter);
 

@@ -34,6 +34,7 @@ FlatBuffer::Config buffer_config(const comm::Mesh& mesh, const FullyShardOptions
     config.offload_gradients = offload->gradients;
     config.pin_memory = offload->pin_memory;
   }
+  config.keep_cast = options.keep_cast_shard;
   bool floating = c10::isFloatingType(dtype);
   if (floating && !keeps_dtype) config.param_dtype = policy.param_dtype;
   if (floating) config.policy_reduce_dtype = policy.reduce_dtype;
@@ -98,6 +99,25 @@ void Unit::add_param_hook(const at::Tensor& handle, std::function<void(const at:
     for (auto& p : b->params())
       if (p.handle().is_same(handle)) p.hooks.push_back(hook);
   has_param_hooks_ = true;
+  for (auto& b : buffers_) b->expect_early_free();
+}
+
+void Unit::step_by(std::weak_ptr<BackwardStepper> stepper) {
+  stepper_ = std::move(stepper);
+  for (auto& b : buffers_) b->expect_early_free();
+}
+
+at::Tensor Unit::cast_view(const at::Tensor& parameter) const {
+  for (auto& b : buffers_)
+    for (size_t i = 0; i < b->params().size(); ++i)
+      if (b->params()[i].handle().is_same(parameter)) return b->cast_view(i);
+  return {};
+}
+
+void Unit::note_cast_written(const at::Tensor& parameter) noexcept {
+  for (auto& b : buffers_)
+    for (size_t i = 0; i < b->params().size(); ++i)
+      if (b->params()[i].handle().is_same(parameter)) b->note_cast_written(i);
 }
 
 bool Unit::manages(const torch::nn::Module* module) const {
@@ -192,7 +212,9 @@ void Unit::gather(GatherReason reason) {
   if (adopted) note_buffers();
   if (adopted) stream.wait(context_->compute_stream());
   if (context_->on_wire()) context_->step_check().note(StepCheck::Kind::Gather, name_, gathered_bytes_);
-  if (hooks_run_) stream.wait(context_->reduce_stream());  // they may have changed the shards
+  if (hooks_run_) stream.wait(context_->all_reduce_stream());  // they may have changed the shards
+  if (shard_written_)
+    for (auto& b : buffers_) b->note_written();
   gather_buffers(stream, from_group);
   if (reads_host_memory()) context_->note_host_access(stream);
   for (auto& b : buffers_)

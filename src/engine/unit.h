@@ -31,6 +31,15 @@ namespace fsdpp::engine {
 enum class UnitState { Sharded, Gathering, Cached, Shown };
 enum class GatherReason { Forward, Backward, Explicit };
 
+/// An optimizer that updates parameters inside backward.
+class BackwardStepper {
+ public:
+  virtual ~BackwardStepper() = default;
+  /// These have new gradients, of one unit's reduction, and show their local shards; the current stream is the reduction's, gradients
+  /// are off. Gradients that are dropped here are freed.
+  virtual void step_some(const std::vector<at::Tensor>& parameters) = 0;
+};
+
 /// What one fully_shard call manages: the parameters of one or more modules, gathered and reduced together.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
@@ -109,6 +118,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void finish_backward();
   /// The last part of it, also for units that a backward did not touch: they are hidden, and resharded unless that is off.
   void end_backward();
+  /// Parameters or gradients live in host memory between their uses.
+  [[nodiscard]] bool offloads() const { return reads_host_memory() || writes_host_memory(); }
   [[nodiscard]] bool awaits_backward() const noexcept { return awaited_outputs_ > 0; }
   /// Whether gradients kept without synchronisation wait here for a backward that has it.
   [[nodiscard]] bool owes_reduction() const;
@@ -135,6 +146,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void note_shard_written() noexcept { shard_written_ = true; }
   [[nodiscard]] bool is_shard_of(const at::Tensor& tensor) const;
   [[nodiscard]] std::string name_of(const at::Tensor& tensor) const;
+  /// A parameter's part of the kept cast shard (shaped like the local shard), for who writes both; undefined if none is kept.
+  [[nodiscard]] at::Tensor cast_view(const at::Tensor& parameter) const;
+  /// That part is up to date with the parameter's handle, version included.
+  void note_cast_written(const at::Tensor& parameter) noexcept;
   /// The local shard of a parameter, whatever its handle shows. REQUIRES: it is this unit's.
   [[nodiscard]] at::Tensor local_shard(const at::Tensor& parameter) const;
 
@@ -149,6 +164,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void set_gradient_divide_factor(double factor);
   /// Runs `hook` with the parameter's handle after each reduction that gave it a gradient.
   void add_param_hook(const at::Tensor& handle, std::function<void(const at::Tensor&)> hook);
+  /// From now on, while it lives, this optimizer updates the unit inside backward.
+  void step_by(std::weak_ptr<BackwardStepper> stepper);
+  [[nodiscard]] bool steps_in_backward() const noexcept { return !stepper_.expired(); }
   void set_reduced_hook(FlatBuffer::ReducedHook hook) { reduced_hook_ = std::move(hook); }
   using UnitList = std::vector<std::weak_ptr<Unit>>;
   void set_forward_prefetch(UnitList units) { forward_prefetch_ = std::move(units); }
@@ -190,6 +208,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] bool reduces_in_place(const FlatBuffer& buffer) const;
   [[nodiscard]] bool wants_reduction(const FlatBuffer& buffer, bool others_reduce) const;
   void run_param_hooks(cuda::StreamView stream);
+  /// The user may drop gradients inside backward, on the reduction's stream.
+  [[nodiscard]] bool runs_hooks() const noexcept { return has_param_hooks_ || steps_in_backward(); }
   void check_hooks() const;
   void finish_reduce(const std::vector<FlatBuffer*>& reducing);
   [[nodiscard]] bool has_frozen_params() const;
@@ -212,6 +232,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool requires_gradient_sync_ = true, requires_all_reduce_ = true, reshard_after_backward_ = true;
   bool unshards_in_backward_ = true, reduces_unused_ = false;
   FlatBuffer::ReducedHook reduced_hook_;
+  std::weak_ptr<BackwardStepper> stepper_;
   bool has_param_hooks_ = false, hooks_run_ = false;
   bool targets_given_ = false;  ///< gradients were written to their targets and not yet reduced
   UnitList forward_prefetch_, backward_prefetch_;

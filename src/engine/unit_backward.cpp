@@ -184,22 +184,30 @@ void Unit::reduce_late() {
 
 // Each with .grad final for this reduction and the handle showing the local shard; the current stream is the reduction's.
 void Unit::run_param_hooks(cuda::StreamView stream) {
-  if (!has_param_hooks_) return;
+  if (!runs_hooks()) return;
   if (writes_host_memory()) context_->settle_host_access();
   cuda::StreamGuard stream_guard(stream);
   at::NoGradGuard no_grad;
   ShardAccess access;
+  const auto stepper = stepper_.lock();
+  std::vector<ParamState*> ready;
+  std::vector<at::Tensor> handles;
   for (auto& b : buffers_)
     for (auto& p : b->params()) {
       auto h = p.handle();
-      if (p.hooks.empty() || !h.defined() || !p.reduced || !p.sharded_grad.defined()) continue;
+      if ((p.hooks.empty() && !stepper) || !h.defined() || !p.reduced || !p.sharded_grad.defined()) continue;
       h.mutable_grad() = std::exchange(p.sharded_grad, at::Tensor());
       p.grad_put_aside = false;
       if (state_ == UnitState::Shown) point_handle(h, p.shard_view);
       for (auto& hook : p.hooks) hook(h);
-      if (state_ == UnitState::Shown) point_handle(h, p.gathered_view);
-      hooks_run_ = true;
+      ready.push_back(&p);
+      handles.push_back(std::move(h));
     }
+  if (ready.empty()) return;
+  hooks_run_ = true;
+  if (stepper) stepper->step_some(handles);
+  if (state_ != UnitState::Shown) return;
+  for (size_t i = 0; i < ready.size(); ++i) point_handle(handles[i], ready[i]->gathered_view);
 }
 
 void Unit::check_hooks() const {

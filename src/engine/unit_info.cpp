@@ -64,10 +64,12 @@ UnitMemory Unit::memory(bool as_root) const {
   m.keeps_gathered = options_.reshard_after_forward ? group_after_forward() == 1 : as_root || root_default_;
   m.keeps_gathered = m.keeps_gathered || modules_.size() > 1;  // while other units run between its modules
   m.gradient_slots = context_->reduce_buffers();
+  m.steps_in_backward = steps_in_backward();
   m.reduces_on_wire = context_->reduces_on_wire() || writes_host_memory();
   for (auto& b : buffers_) {
     int64_t shard = b->shard_bytes();
     (reads_host_memory() ? m.host_bytes : m.shard_bytes) += shard;
+    m.cast_shard_bytes += b->cast_bytes();
     m.gathered_bytes += b->gathered_bytes();
     m.staging_bytes += b->staging_bytes();
     bool trains = c10::isFloatingType(b->config().dtype) &&

@@ -19,9 +19,18 @@ class FlatAdamW final : public GroupedOptimizer<AdamWOptions> {
   }
   [[nodiscard]] size_t state_count(size_t group) const override { return options(group).amsgrad ? 3 : 2; }
   [[nodiscard]] int64_t phase(const Entry& entry) const override { return entry.step; }
+  [[nodiscard]] bool writes_cast() const noexcept override { return true; }
   void update(const Run& run, cuda::StreamView stream) override {
+    const kernels::AdamWArgs args = args_of(run);
+    shard::run_kernel(
+        "adamw", stream, [&](auto handle) { return kernels::adamw(args, handle); }, [&] { kernels::adamw_cpu(args); });
+  }
+  void write_numbers(const Run& run, void* out) const override { kernels::adamw_numbers(args_of(run), out); }
+
+  [[nodiscard]] kernels::AdamWArgs args_of(const Run& run) const {
     const AdamWOptions& o = options(run.group);
     kernels::AdamWArgs args;
+    args.numbers = run.numbers;
     args.param = run.param;
     args.param_dtype = run.param_dtype;
     args.grad = run.grad;
@@ -29,6 +38,8 @@ class FlatAdamW final : public GroupedOptimizer<AdamWOptions> {
     args.exp_avg = run.state[0];
     args.exp_avg_sq = run.state[1];
     args.max_exp_avg_sq = run.state[2];
+    args.cast = run.cast;
+    args.cast_dtype = run.cast_dtype;
     args.numel = run.numel;
     args.lr = o.lr;
     args.beta1 = o.beta1;
@@ -37,8 +48,7 @@ class FlatAdamW final : public GroupedOptimizer<AdamWOptions> {
     args.weight_decay = o.weight_decay;
     args.step = run.phase;
     args.grad_scale = o.maximize ? -run.grad_scale : run.grad_scale;
-    shard::run_kernel(
-        "adamw", stream, [&](auto handle) { return kernels::adamw(args, handle); }, [&] { kernels::adamw_cpu(args); });
+    return args;
   }
 };
 

@@ -9,10 +9,12 @@
 #include <algorithm>
 #include <map>
 #include <unordered_map>
-#include <unordered_set>
 
+#include "engine/registry.h"
+#include "fsdpp/cuda/graph.h"
 #include "fsdpp/cuda/pinned.h"
 #include "fsdpp/trace/scope.h"
+#include "optim/captured_numbers.h"
 #include "shard/kernel_call.h"
 
 namespace fsdpp::optim {
@@ -22,6 +24,9 @@ namespace {
 constexpr int64_t kMaxGapBytes = 15;
 /// Offloaded state travels in pieces of this many elements.
 constexpr int64_t kPieceNumel = int64_t{1} << 22;
+/// Of a FlatRange, after parameter, gradient and state: the parameter's kept cast shard.
+constexpr size_t kCastArray = StateStage::kEnd;
+static_assert(StateStage::kFirst + kMaxStates == StateStage::kEnd);
 
 c10::ScalarType state_dtype(const at::Tensor& handle) {
   return handle.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
@@ -61,17 +66,28 @@ void bump_version(const at::Tensor& handle) {
 
 }  // namespace
 
+// Counts go up when a graph is replayed, not when it is captured.
+struct FlatOptimizer::Captured {
+  struct Launch {
+    Run run;
+    Entry* first;  // of its entries, which count alike
+  };
+  Captured(c10::Device device, size_t most_launches) : numbers(device, most_launches) {}
+  CapturedNumbers numbers;
+  std::vector<Launch> launches;
+  std::vector<Update> updates;
+};
+
 void FlatOptimizer::add(const ModelParams& params, size_t group) {
-  std::unordered_set<const c10::TensorImpl*> known;
-  for (const Entry& e : entries_) known.insert(e.handle.unsafeGetTensorImpl());
   const auto check = [&](const std::string& name, const at::Tensor& handle) {
-    FSDPP_ENFORCE(!known.contains(handle.unsafeGetTensorImpl()), UsageError,
+    FSDPP_ENFORCE(!by_handle_.contains(handle.unsafeGetTensorImpl()), UsageError,
                   "{}: expected parameters of no other group, got parameter '{}' twice", who_, name);
   };
   for (const auto& p : params.sharded) check(p.name, p.handle);
   for (const auto& p : params.plain) check(p.name, p.handle);
   for (const auto& p : params.sharded) entries_.push_back({p.name, p.handle, group, true, p.local_sizes(), p.dtype});
   for (const auto& p : params.plain) entries_.push_back({p.name, p.handle, group, false, {}, p.handle.scalar_type()});
+  for (Entry& e : entries_) by_handle_.emplace(e.handle.unsafeGetTensorImpl(), &e);
 }
 
 void FlatOptimizer::check_handle(const Entry& e) const {
@@ -113,16 +129,26 @@ void FlatOptimizer::find_shardings() {
   }
 }
 
-std::vector<FlatOptimizer::Update> FlatOptimizer::checked_updates() {
-  const auto is_new = [](const Entry& e) { return !e.allocated && e.handle.grad().defined(); };
-  if (std::any_of(entries_.begin(), entries_.end(), is_new)) find_shardings();
+std::vector<FlatOptimizer::Update> FlatOptimizer::checked_updates(const std::vector<Entry*>& entries) {
+  const auto is_new = [](const Entry* e) { return !e->allocated && e->handle.grad().defined(); };
+  if (std::any_of(entries.begin(), entries.end(), is_new)) find_shardings();
   std::vector<Update> updates;
-  for (Entry& e : entries_) {
-    if (!e.handle.grad().defined()) continue;
-    check_handle(e);
-    updates.push_back({&e, with_layout_of(e.handle, checked_grad(who_, e.name, e.handle, e.handle.sizes()))});
+  for (Entry* e : entries) {
+    if (!e->handle.grad().defined()) continue;
+    check_handle(*e);
+    updates.push_back({e, with_layout_of(e->handle, checked_grad(who_, e->name, e->handle, e->handle.sizes()))});
   }
   return updates;
+}
+
+void FlatOptimizer::find_cast_shards(std::vector<Update>& updates) const {
+  if (!writes_cast()) return;
+  for (Update& u : updates) {
+    if (!u.entry->sharded || u.entry->handle.element_size() < 4) continue;
+    auto unit = engine::find_unit(u.entry->handle);
+    u.cast = unit ? unit->cast_view(u.entry->handle) : at::Tensor();
+    if (u.cast.defined()) u.unit = std::move(unit);
+  }
 }
 
 /// State of parameters of one storage: flat buffers with its layout, and each parameter's views of them.
@@ -172,9 +198,10 @@ FlatRange FlatOptimizer::range_of(const Update& update) const {
   for (size_t k = 0; k < kMaxStates; ++k) {
     if (e.state[k].defined()) range.arrays[StateStage::kFirst + k] = array_of(e.state[k]);
   }
+  if (update.cast.defined()) range.arrays[kCastArray] = array_of(update.cast);
   range.numel = e.handle.numel();
   range.kind = {static_cast<int64_t>(e.handle.scalar_type()), static_cast<int64_t>(update.grad.scalar_type()), phase(e),
-                static_cast<int64_t>(e.group)};
+                static_cast<int64_t>(e.group), update.cast.defined() ? static_cast<int64_t>(update.cast.scalar_type()) : -1};
   range.device = e.handle.device();
   return range;
 }
@@ -186,7 +213,7 @@ StateStage& FlatOptimizer::stage_on(c10::Device device) {
   return *stages_.emplace_back(std::make_unique<StateStage>(device, kPieceNumel));
 }
 
-void FlatOptimizer::launch(const FlatRange& range, double grad_scale) {
+void FlatOptimizer::launch(const FlatRange& range, double grad_scale, Captured* captured, Entry& first) {
   const auto run_piece = [&](const FlatRange& piece) {
     Run run{shard::kernel_dtype(static_cast<c10::ScalarType>(piece.kind[0])),
             shard::kernel_dtype(static_cast<c10::ScalarType>(piece.kind[1])),
@@ -198,6 +225,12 @@ void FlatOptimizer::launch(const FlatRange& range, double grad_scale) {
             static_cast<size_t>(piece.kind[3]),
             grad_scale};
     for (size_t k = 0; k < kMaxStates; ++k) run.state[k] = piece.arrays[StateStage::kFirst + k].data;
+    run.cast = piece.arrays[kCastArray].data;
+    if (run.cast) run.cast_dtype = shard::kernel_dtype(static_cast<c10::ScalarType>(piece.kind[4]));
+    if (captured) {
+      run.numbers = captured->numbers.take_slot();
+      captured->launches.push_back({run, &first});
+    }
     update(run, cuda::current_stream(piece.device));
   };
   const auto group = static_cast<size_t>(range.kind[3]);
@@ -209,18 +242,84 @@ void FlatOptimizer::launch(const FlatRange& range, double grad_scale) {
 }
 
 void FlatOptimizer::step(double grad_scale) {
+  std::vector<Entry*> all;
+  for (Entry& e : entries_) all.push_back(&e);
+  apply(checked_updates(all), grad_scale);
+}
+
+void FlatOptimizer::step_some(const std::vector<at::Tensor>& parameters) {
+  std::vector<Entry*> some;
+  for (const at::Tensor& p : parameters) {
+    if (const auto it = by_handle_.find(p.unsafeGetTensorImpl()); it != by_handle_.end()) some.push_back(it->second);
+  }
+  apply(checked_updates(some), 1.0);
+  for (Entry* e : some) e->handle.mutable_grad() = at::Tensor();
+}
+
+void FlatOptimizer::apply(std::vector<Update> updates, double grad_scale) {
+  if (updates.empty()) return;
   const trace::Scope scope(trace::Kind::Optimizer, who_);
   const at::NoGradGuard no_grad;
-  const std::vector<Update> updates = checked_updates();
-  allocate_missing(updates);
+  const c10::Device device = updates.front().entry->handle.device();
+  Captured* captured = nullptr;
+  if (cuda::Graph* graph = cuda::Graph::capturing(); graph && cuda::current_stream(device).is_capturing()) {
+    check_capturable(updates);
+    captured = &captured_in(*graph, device);
+  }
+  if (!captured) allocate_missing(updates);
+  find_cast_shards(updates);
   std::vector<FlatRange> ranges;
   for (const Update& update : updates) {
-    ++update.entry->step;
+    if (!captured) ++update.entry->step;
     ranges.push_back(range_of(update));
   }
   for (const auto& stage : stages_) stage->begin_step();
-  for (const FlatRange& run : join_neighbours(std::move(ranges), kMaxGapBytes)) launch(run, grad_scale);
-  for (const Update& update : updates) bump_version(update.entry->handle);
+  for (const FlatRange& run : join_neighbours(std::move(ranges), kMaxGapBytes))
+    launch(run, grad_scale, captured, *updates[run.order].entry);
+  if (!captured) return note_updated(updates);
+  for (Update& update : updates) {
+    update.grad = update.cast = at::Tensor();  // their memory may serve others later in the graph
+    captured->updates.push_back(std::move(update));
+  }
+}
+
+void FlatOptimizer::note_updated(const std::vector<Update>& updates) {
+  for (const Update& update : updates) {
+    bump_version(update.entry->handle);
+    if (update.unit) update.unit->note_cast_written(update.entry->handle);
+  }
+}
+
+FlatOptimizer::Captured& FlatOptimizer::captured_in(cuda::Graph& graph, c10::Device device) {
+  if (const auto running = captured_.lock()) return *running;
+  const auto made = std::make_shared<Captured>(device, entries_.size());
+  captured_ = made;
+  graph.before_replay([self = shared_from_this(), made] {
+    self->captured_.reset();  // the capture is over
+    self->before_replay(*made);
+  });
+  return *made;
+}
+
+void FlatOptimizer::check_capturable(const std::vector<Update>& updates) const {
+  for (const Update& u : updates) {
+    FSDPP_ENFORCE(u.entry->allocated, UsageError,
+                  "{}: expected parameter '{}' to have been updated before its update is captured in a graph. Try: some steps without "
+                  "the graph first", who_, u.entry->name);
+    FSDPP_ENFORCE(!offloads_state(u.entry->group), UsageError,
+                  "{}: expected state on the device in a captured step, got offload_state for parameter '{}'. Try: without the graph",
+                  who_, u.entry->name);
+  }
+}
+
+void FlatOptimizer::before_replay(Captured& captured) {
+  for (const Update& update : captured.updates) ++update.entry->step;
+  captured.numbers.upload([&](size_t slot, void* out) {
+    auto& launch = captured.launches[slot];
+    launch.run.phase = phase(*launch.first);
+    write_numbers(launch.run, out);
+  });
+  note_updated(captured.updates);
 }
 
 void FlatOptimizer::zero_grad(bool set_to_none) {

@@ -32,8 +32,8 @@ FlatRange::Array array_of(const at::Tensor& tensor) {
 }
 
 std::vector<FlatRange> join_neighbours(std::vector<FlatRange> ranges, int64_t max_gap_bytes) {
-  std::erase_if(ranges, [](const FlatRange& r) { return r.numel == 0; });
   for (size_t i = 0; i < ranges.size(); ++i) ranges[i].order = i;
+  std::erase_if(ranges, [](const FlatRange& r) { return r.numel == 0; });
   std::sort(ranges.begin(), ranges.end(),
             [](const FlatRange& a, const FlatRange& b) { return std::less<>()(a.arrays[0].data, b.arrays[0].data); });
   std::vector<FlatRange> runs;

@@ -7,17 +7,17 @@
 
 namespace fsdpp::optim {
 
-/// `numel` elements of up to five arrays that are worked on together (parameter, gradient, optimizer state).
+/// `numel` elements of up to six arrays that are worked on together (parameter, gradient, optimizer state, the parameter in 16 bits).
 struct FlatRange {
   struct Array {
     char* data = nullptr;
     int64_t width = 0;              ///< bytes of an element; 0: not used
     const void* storage = nullptr;  ///< the storage that data points into
   };
-  std::array<Array, 5> arrays;
+  std::array<Array, 6> arrays;
   int64_t numel = 0;
   size_t order = 0;               ///< place in the list that was joined
-  std::array<int64_t, 4> kind{};  ///< ranges of different kinds (dtypes, step, …) never join
+  std::array<int64_t, 5> kind{};  ///< ranges of different kinds (dtypes, step, …) never join
   c10::Device device = c10::kCPU;
 };
 

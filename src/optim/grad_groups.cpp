@@ -3,10 +3,17 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sqrt.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
+#include "base/enforce.h"
+#include "engine/registry.h"
+#include "engine/unit.h"
 #include "fsdpp/comm/communicator.h"
 #include "optim/flat_range.h"
 #include "shard/kernel_call.h"
@@ -109,6 +116,30 @@ void all_reduce(comm::Communicator& comm, const char* label, double p, const at:
   comm.all_reduce(buffer, buffer, largest ? comm::ReduceOp::Max : comm::ReduceOp::Sum, stream, {label}).wait(stream);
 }
 
+/// g *= factor_on(device of g).
+void scale_all_by(const std::vector<GradGroup>& groups, const std::function<at::Tensor(c10::Device)>& factor_on) {
+  for (const GradGroup& group : groups) {
+    std::vector<at::Tensor> dense;
+    for (const at::Tensor& grad : group.grads) {
+      if (grad.is_non_overlapping_and_dense()) {
+        dense.push_back(grad);
+      } else {
+        grad.mul_(factor_on(grad.device()).reshape({}));
+      }
+    }
+    for (const FlatRange& range : joined(ranges_of(dense))) {
+      const at::Tensor factor = factor_on(range.device);
+      char* data = range.arrays[0].data;
+      shard::run_kernel(
+          "scale_by", cuda::current_stream(range.device),
+          [&](auto stream) {
+            return kernels::scale_by(data, dtype_of(range), range.numel, factor.const_data_ptr<double>(), stream);
+          },
+          [&] { kernels::scale_by_cpu(data, dtype_of(range), range.numel, factor.const_data_ptr<double>()); });
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<GradGroup> group_gradients(const char* who, const ModelParams& params) {
@@ -120,6 +151,11 @@ std::vector<GradGroup> group_gradients(const char* who, const ModelParams& param
     return groups.emplace_back(GradGroup{mesh, home, {}});
   };
   for (const auto& p : params.sharded) {
+    const auto unit = engine::find_unit(p.handle);
+    FSDPP_ENFORCE(!unit || !unit->steps_in_backward(), UsageError,
+                  "{}: expected gradients until the optimizer's step, got parameter '{}', whose optimizer uses and frees them in "
+                  "backward. Try: without step_in_backward",
+                  who, p.name);
     GradGroup& group = group_for(p.mesh.get(), p.mesh->device());
     if (at::Tensor grad = checked_grad(who, p.name, p.handle, p.local_sizes()); grad.defined())
       group.grads.push_back(std::move(grad));
@@ -131,7 +167,7 @@ std::vector<GradGroup> group_gradients(const char* who, const ModelParams& param
   return groups;
 }
 
-double global_norm(const std::vector<GradGroup>& groups, double p) {
+at::Tensor global_norm_on_device(const std::vector<GradGroup>& groups, double p) {
   std::vector<at::Tensor> sums;
   for (const GradGroup& group : groups) {
     Numbers numbers(0);
@@ -139,12 +175,13 @@ double global_norm(const std::vector<GradGroup>& groups, double p) {
     sums.push_back(joined_on(group.home, numbers, p));
     if (group.mesh != nullptr) all_reduce(group.mesh->reduce_comm(), "grad_norm", p, sums.back());
   }
-  if (sums.empty()) return 0;
+  if (sums.empty()) return at::zeros({1}, c10::kDouble);
   for (size_t i = 1; i < sums.size(); ++i) join(sums[0], sums[i], p);
-  const double sum = sums[0].item<double>();
-  if (std::isinf(p)) return sum;
-  return p == 2.0 ? std::sqrt(sum) : std::pow(sum, 1.0 / p);
+  if (std::isinf(p)) return sums[0];
+  return p == 2.0 ? sums[0].sqrt() : sums[0].pow(1.0 / p);
 }
+
+double global_norm(const std::vector<GradGroup>& groups, double p) { return global_norm_on_device(groups, p).item<double>(); }
 
 bool all_finite(const std::vector<GradGroup>& groups) {
   constexpr double kLargest = std::numeric_limits<double>::infinity();
@@ -162,24 +199,11 @@ bool all_finite(const std::vector<GradGroup>& groups) {
 
 void scale_all(const std::vector<GradGroup>& groups, double coefficient) {
   Numbers factors(coefficient);
-  for (const GradGroup& group : groups) {
-    std::vector<at::Tensor> dense;
-    for (const at::Tensor& grad : group.grads) {
-      if (grad.is_non_overlapping_and_dense()) {
-        dense.push_back(grad);
-      } else {
-        grad.mul_(coefficient);
-      }
-    }
-    for (const FlatRange& range : joined(ranges_of(dense))) {
-      const auto* factor = factors.on(range.device).const_data_ptr<double>();
-      char* data = range.arrays[0].data;
-      shard::run_kernel(
-          "scale_by", cuda::current_stream(range.device),
-          [&](auto stream) { return kernels::scale_by(data, dtype_of(range), range.numel, factor, stream); },
-          [&] { kernels::scale_by_cpu(data, dtype_of(range), range.numel, factor); });
-    }
-  }
+  scale_all_by(groups, [&](c10::Device device) { return factors.on(device); });
+}
+
+void scale_all(const std::vector<GradGroup>& groups, const at::Tensor& coefficient) {
+  scale_all_by(groups, [&](c10::Device device) { return coefficient.to(device); });
 }
 
 }  // namespace fsdpp::optim

@@ -22,6 +22,8 @@ struct GradGroup {
 /// (Σ|g|^p)^(1/p), or max|g| for p = ∞, over all gradients of all ranks; those that replicas share, and the unsharded
 /// ones, count once. Collective: one all-reduce of one number for each mesh of more than one shard.
 [[nodiscard]] double global_norm(const std::vector<GradGroup>& groups, double p);
+/// The same as one fp64 element in the memory of the first group's home, without waiting for it.
+[[nodiscard]] at::Tensor global_norm_on_device(const std::vector<GradGroup>& groups, double p);
 
 /// Whether all gradients are finite on all ranks. Collective: for each mesh, one all-reduce of one number among its
 /// shards and one among its replicas.
@@ -29,5 +31,7 @@ struct GradGroup {
 
 /// g *= coefficient. 1 touches nothing. Local.
 void scale_all(const std::vector<GradGroup>& groups, double coefficient);
+/// By one fp64 element.
+void scale_all(const std::vector<GradGroup>& groups, const at::Tensor& coefficient);
 
 }  // namespace fsdpp::optim

@@ -25,8 +25,16 @@ class FlatSGD final : public GroupedOptimizer<SGDOptions> {
     return entry.step == 1 && state_count(entry.group) > 0 ? kFirst : kLater;
   }
   void update(const Run& run, cuda::StreamView stream) override {
+    const kernels::SGDArgs args = args_of(run);
+    shard::run_kernel(
+        "sgd", stream, [&](auto handle) { return kernels::sgd(args, handle); }, [&] { kernels::sgd_cpu(args); });
+  }
+  void write_numbers(const Run& run, void* out) const override { kernels::sgd_numbers(args_of(run), out); }
+
+  [[nodiscard]] kernels::SGDArgs args_of(const Run& run) const {
     const SGDOptions& o = options(run.group);
     kernels::SGDArgs args;
+    args.numbers = run.numbers;
     args.param = run.param;
     args.param_dtype = run.param_dtype;
     args.grad = run.grad;
@@ -40,8 +48,7 @@ class FlatSGD final : public GroupedOptimizer<SGDOptions> {
     args.nesterov = o.nesterov;
     args.first = run.phase == kFirst;
     args.grad_scale = o.maximize ? -run.grad_scale : run.grad_scale;
-    shard::run_kernel(
-        "sgd", stream, [&](auto handle) { return kernels::sgd(args, handle); }, [&] { kernels::sgd_cpu(args); });
+    return args;
   }
 };
 

@@ -23,7 +23,7 @@ void StateStage::begin_step() const { in_.view().wait(out_.view()); }
 
 void StateStage::bring(Slot& slot, const FlatRange& host, FlatRange& piece) {
   in_.view().wait(slot.gone);
-  for (size_t k = kFirst; k < host.arrays.size(); ++k) {
+  for (size_t k = kFirst; k < kEnd; ++k) {
     const FlatRange::Array& array = host.arrays[k];
     if (array.width == 0) continue;
     at::Tensor& memory = slot.memory[k - kFirst];
@@ -41,7 +41,7 @@ void StateStage::bring(Slot& slot, const FlatRange& host, FlatRange& piece) {
 
 void StateStage::take_back(Slot& slot, const FlatRange& host, const FlatRange& piece) {
   out_.view().wait(slot.updated);
-  for (size_t k = kFirst; k < host.arrays.size(); ++k) {
+  for (size_t k = kFirst; k < kEnd; ++k) {
     const FlatRange::Array& array = host.arrays[k];
     if (array.width != 0) out_.view().copy(array.data, piece.arrays[k].data, host.numel * array.width);
   }

@@ -13,8 +13,8 @@ namespace fsdpp::optim {
 /// current stream, the next one comes and the one before goes, each on a stream of its own.
 class StateStage {
  public:
-  /// Arrays [kFirst, …) of a range are state.
-  static constexpr size_t kFirst = 2;
+  /// Arrays [kFirst, kEnd) of a range are state.
+  static constexpr size_t kFirst = 2, kEnd = 5;
 
   StateStage(c10::Device device, int64_t piece_numel);
   /// Waits until the last piece has gone.
@@ -33,7 +33,7 @@ class StateStage {
 
  private:
   struct Slot {
-    std::array<at::Tensor, 3> memory;  // bytes
+    std::array<at::Tensor, kEnd - kFirst> memory;  // bytes
     cuda::Event there, updated, gone;
   };
   void bring(Slot& slot, const FlatRange& host, FlatRange& piece);

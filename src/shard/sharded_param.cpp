@@ -57,10 +57,10 @@ at::Tensor full_tensor(const ShardedParam& param, const at::Tensor& local) {
   FSDPP_ENFORCE(local.sizes() == at::IntArrayRef(expected), UsageError,
                 "full_tensor({}): expected the local shard's shape [{}], got [{}]. Try: reshard() first", param.name,
                 fmt::join(expected, ", "), fmt::join(local.sizes(), ", "));
-  FSDPP_ENFORCE(local.device() == param.mesh->device(), UsageError,
-                "full_tensor({}): expected a tensor on {}, got one on {}", param.name, param.mesh->device().str(),
-                local.device().str());
-  const at::Tensor data = local.detach();
+  FSDPP_ENFORCE(local.is_cpu() || local.device() == param.mesh->device(), UsageError,
+                "full_tensor({}): expected a tensor on {} or in host memory, got one on {}", param.name,
+                param.mesh->device().str(), local.device().str());
+  const at::Tensor data = local.detach().to(param.mesh->device());
   at::Tensor full = at::empty(param.global_sizes, data.options());
   const Range range = param.local();
   if (range.size() > 0) full.view({-1}).narrow(0, range.begin, range.size()).copy_(data.reshape({-1}));

@@ -44,7 +44,7 @@ UnitHandle fully_shard(const torch::nn::ModuleHolder<Impl>& holder, std::shared_
 /// kept and runs here too; tensor.register_hook still sees the unsharded gradient of this rank alone.
 FSDPP_API void register_post_accumulate_grad_hook(const at::Tensor& parameter, std::function<void(const at::Tensor&)> hook);
 
-/// The global tensor behind a sharded parameter, on every rank. Collective over the mesh's shard axis.
+/// The global tensor behind a sharded parameter, on every rank, on the mesh's device. Collective over the mesh's shard axis.
 [[nodiscard]] FSDPP_API at::Tensor full_tensor(const at::Tensor& parameter);
 
 /// Metadata of a sharded parameter. Throws UsageError if no unit manages it.

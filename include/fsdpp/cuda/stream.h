@@ -65,14 +65,16 @@ class FSDPP_API StreamGuard {
 };
 
 /// A CUDA event without timing, or nothing on the CPU. Remembers its device. An event that was never recorded counts as
-/// done.
+/// done. So does one across the border of a Graph::capture(): the device is idle when a capture begins, and a replay is
+/// ordered by the stream that it runs on.
 class FSDPP_API Event {
  public:
   Event() = default;
   Event(Event&& other) noexcept
       : handle_(std::exchange(other.handle_, nullptr)),
         device_(other.device_),
-        recorded_(std::exchange(other.recorded_, false)) {}
+        recorded_(std::exchange(other.recorded_, false)),
+        capture_(std::exchange(other.capture_, 0)) {}
   Event& operator=(Event&& other) noexcept;
   ~Event();
 
@@ -89,6 +91,7 @@ class FSDPP_API Event {
   CUevent_st* handle_ = nullptr;
   c10::DeviceIndex device_ = -1;
   bool recorded_ = false;
+  uint64_t capture_ = 0;  // of which Graph::capture() it marks a point; 0: of none
 };
 
 /// A stream of our own, non-blocking, made outside c10's pool (pool streams repeat after 32). Move-only.

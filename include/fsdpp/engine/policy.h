@@ -63,6 +63,10 @@ struct FullyShardOptions {
   std::vector<at::Tensor> ignored_params = {};
   /// Unset: everything stays on the device. Parameters may be on the CPU or on the device when fully_shard is called.
   std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
+  /// Keep this rank's shard in the policy's param_dtype as well, so that a gather reads it as it is: fsdpp::optim::AdamW writes both in
+  /// one pass, other changes of the parameters are cast by the next gather. Costs a 16-bit copy of the shard (on one rank in place of
+  /// gathered buffers: nothing is gathered or freed any more). No effect without a param_dtype, or with offloaded parameters.
+  bool keep_cast_shard = false;
   /// Give every rank the parameters and buffers of the mesh's rank 0 first. Makes fully_shard collective. Unset: true on a mesh
   /// that replicates (replicas must start equal), else false. Set to true, only rank 0 needs values: other ranks may have the module
   /// on the meta device, and get memory for the whole of this unit's parameters while it is sharded.

@@ -19,11 +19,13 @@ struct UnitStats {
 /// Bytes of a unit on this rank.
 struct UnitMemory {
   int64_t shard_bytes = 0;     ///< parameters, original dtype, on the device
+  int64_t cast_shard_bytes = 0; ///< the shard in the policy's param_dtype, where it is kept
   int64_t gathered_bytes = 0;  ///< gathered buffer (0 where the gathered parameters are the shard itself)
   int64_t gradient_bytes = 0;  ///< gradient buffer, reduce dtype
   bool keeps_gathered = false;  ///< keeps its gathered memory between forward and backward (the root by default)
   bool reduces_on_wire = false;  ///< more than one rank: every reduction goes through the gradient buffer
   int64_t sharded_gradient_bytes = 0;  ///< on the device
+  bool steps_in_backward = false;      ///< the optimizer drops the sharded gradients as soon as they are there
   int64_t staging_bytes = 0;           ///< for a gather of offloaded parameters that are cast
   int64_t gradient_staging_bytes = 0;  ///< for a reduction into offloaded gradients
   int gradient_slots = 1;              ///< gradient buffers of one size in use at once, at most
@@ -34,12 +36,13 @@ struct UnitMemory {
 /// holds until their unit is reduced, and optimizer state come on top.
 struct MemoryFormula {
   int64_t shards = 0;             ///< sum of shard_bytes
-  int64_t sharded_gradients = 0;  ///< sum of sharded_gradient_bytes
+  int64_t cast_shards = 0;        ///< sum of cast_shard_bytes
+  int64_t sharded_gradients = 0;  ///< sum of sharded_gradient_bytes; of units that step in backward at most 2 of each size
   int64_t gathered = 0;           ///< slots: every unit that keeps its own, and for each size of the others min(2, their number) · size
   int64_t gradients = 0;          ///< slots: likewise for gradient_bytes (gradient_slots in place of 2); none on one rank that does not accumulate
   int64_t staging = 0;            ///< slots through which offloaded memory is copied, at most 2 of each size
   int64_t host = 0;               ///< in the host's memory, not part of total(): sum of host_bytes
-  [[nodiscard]] int64_t total() const noexcept { return shards + sharded_gradients + gathered + gradients + staging; }
+  [[nodiscard]] int64_t total() const noexcept { return shards + cast_shards + sharded_gradients + gathered + gradients + staging; }
 };
 
 /// The formula for units that reshard to the whole shard axis, or not at all (keeps_gathered). With gradient accumulation without synchronisation

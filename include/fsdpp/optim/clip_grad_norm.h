@@ -20,6 +20,11 @@ namespace fsdpp::optim {
 FSDPP_API double clip_grad_norm_(const torch::nn::Module& model, double max_norm, double p = 2.0,
                                  bool error_if_nonfinite = false);
 
+/// Both without waiting: the norm (before scaling) as a tensor of one fp64 element on the first mesh's device, the same values. For steps
+/// captured by fsdpp::StepGraph.
+[[nodiscard]] FSDPP_API at::Tensor grad_norm_on_device(const torch::nn::Module& model, double p = 2.0);
+FSDPP_API at::Tensor clip_grad_norm_on_device_(const torch::nn::Module& model, double max_norm, double p = 2.0);
+
 /// Whether every gradient of the model is finite on every rank, unsharded ones that differ between ranks included: the
 /// same answer everywhere. No gradients: true. Collective: for each mesh an all-reduce of one number among its shards
 /// and one among its replicas, where there are several. Blocks the host.

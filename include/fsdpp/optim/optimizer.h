@@ -7,6 +7,10 @@
 
 #include "fsdpp/base/export.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace fsdpp::optim {
 
 class FlatOptimizer;
@@ -35,6 +39,14 @@ class FSDPP_API Optimizer {
   /// One update. `grad_scale` multiplies every gradient on the way in. Throws UsageError, before anything is changed,
   /// for a parameter that is not sharded now, is not dense, or has another shape, dtype or device than its state.
   void step(double grad_scale = 1.0);
+  /// From now on a backward updates each unit at or below `model` as soon as its gradients are reduced, and frees them: never more than
+  /// two units' gradients are alive, and an update reads them while they are fresh. step() updates what no unit manages. With one
+  /// synchronised backward a step the result is step()'s, to the bit.
+  ///
+  /// What needs all gradients at once then throws UsageError: grad_norm, clip_grad_norm_, GradScaler. Parameters of units reduced more
+  /// than once in a backward are updated as often. The update runs on the reduction's stream. Ends with the optimizer, or when
+  /// another one takes the units.
+  void step_in_backward(const torch::nn::Module& model);
   /// Drops the gradients (set_to_none, the default) or fills them with zeros.
   void zero_grad(bool set_to_none = true);
 
@@ -55,7 +67,7 @@ class FSDPP_API Optimizer {
   [[nodiscard]] FlatOptimizer& impl() const noexcept { return *impl_; }
 
  private:
-  std::unique_ptr<FlatOptimizer> impl_;
+  std::shared_ptr<FlatOptimizer> impl_;
 };
 
 }  // namespace fsdpp::optim

@@ -34,8 +34,9 @@ struct FSDPP_API ShardedParam {
   [[nodiscard]] std::string placement() const;
 };
 
-/// Joins the ranks' parts of `local` (shaped like the local shard, any dtype, this rank's device) into the global
-/// tensor on every rank: a new tensor of the dtype of `local`, without autograd history, that shares no memory with it.
+/// Joins the ranks' parts of `local` (shaped like the local shard, any dtype, on the mesh's device or offloaded to host
+/// memory) into the global tensor on every rank: a new tensor of the dtype of `local` on the mesh's device, without
+/// autograd history, that shares no memory with it.
 /// Collective over the mesh's shard axis (on gather_comm(); nothing on the wire at shard size 1); blocks the host on
 /// CPU, queues on the current stream on CUDA. Throws UsageError for another shape or device.
 [[nodiscard]] FSDPP_API at::Tensor full_tensor(const ShardedParam& param, const at::Tensor& local);

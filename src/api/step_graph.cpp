@@ -1,0 +1,94 @@
+#include "fsdpp/api/step_graph.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "base/enforce.h"
+#include "engine/registry.h"
+#include "engine/unit.h"
+#include "fsdpp/cuda/graph.h"
+
+namespace fsdpp {
+
+namespace {
+
+// Whatever the step left gathered ahead or reducing must have ended with it.
+void join_streams(const std::vector<std::shared_ptr<engine::CommContext>>& contexts) {
+  for (auto& context : contexts) {
+    auto compute = context->compute_stream();
+    for (auto stream : {context->gather_stream(), context->reduce_stream(), context->all_reduce_stream()}) compute.wait(stream);
+  }
+}
+
+}  // namespace
+
+struct StepGraph::Impl {
+  const torch::nn::Module& model;
+  std::function<at::Tensor()> step;
+  int eager_steps;
+  c10::Device device;
+  at::Tensor output;
+  std::optional<cuda::Graph> graph;  // goes before what it returned
+
+  at::Tensor run_eager() {
+    --eager_steps;
+    auto current = cuda::current_stream(device);
+    cuda::StreamGuard guard(graph->stream());
+    graph->stream().wait(current);
+    auto result = step();
+    current.wait(graph->stream());
+    return result;
+  }
+
+  std::vector<std::shared_ptr<engine::CommContext>> contexts() const {
+    std::vector<std::shared_ptr<engine::CommContext>> result;
+    for (auto& unit : engine::find_units(model)) {
+      FSDPP_ENFORCE(!unit->offloads(), UsageError,
+                    "StepGraph: expected units on the device, got unit '{}' with an offload policy. Try: without StepGraph", unit->name());
+      auto context = unit->context().shared_from_this();
+      if (std::find(result.begin(), result.end(), context) == result.end()) result.push_back(std::move(context));
+    }
+    return result;
+  }
+
+  void capture() {
+    const auto used = contexts();
+    try {
+      graph->capture([&] {
+        output = step();
+        join_streams(used);
+      });
+    } catch (const std::exception& e) {
+      output = at::Tensor();
+      for (auto& context : used) context->reset_iteration();
+      fail<UsageError>("StepGraph: the training step can't be captured: {}. A captured step must not wait for the GPU or read from it. "
+                       "Try: no item(), printing or clip_grad_norm_ (but clip_grad_norm_on_device_) in it, or train without StepGraph.",
+                       e.what());
+    }
+  }
+};
+
+StepGraph::StepGraph(const torch::nn::Module& model, std::function<at::Tensor()> step, StepGraphOptions options) {
+  FSDPP_ENFORCE(options.eager_steps >= 2, ConfigError, "StepGraph: expected eager_steps >= 2, got {}", options.eager_steps);
+  const auto params = model.parameters();
+  FSDPP_ENFORCE(!params.empty(), UsageError, "StepGraph: expected a model with parameters, got one without");
+  const auto units = engine::find_units(model);
+  const auto device = units.empty() ? params.front().device() : units.front()->context().mesh().device();
+  impl_.reset(new Impl{model, std::move(step), options.eager_steps, device, {}, {}});
+  if (device.is_cuda()) impl_->graph.emplace(device);
+}
+
+StepGraph::~StepGraph() = default;
+
+bool StepGraph::captured() const noexcept { return impl_->graph && impl_->graph->captured(); }
+
+at::Tensor StepGraph::operator()() {
+  if (!impl_->graph) return impl_->step();
+  if (impl_->eager_steps > 0) return impl_->run_eager();
+  if (!captured()) impl_->capture();
+  impl_->graph->replay();
+  return impl_->output;
+}
+
+}  // namespace fsdpp
