@@ -1,94 +1,23 @@
-#include <cuda_runtime.h>
+#include "bench_kernels.h"
 
 #include <algorithm>
-#include <cstring>
-#include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <random>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "kernels/kernels.h"
 
 /// Bandwidth of the flat-buffer kernels on one GPU. One JSON object a row:
 ///   bytes     what the kernel must read and write at least, by `formula`
 ///   ms        median over repeats; each repeat works on other memory than the one before (slots together exceed twice
 ///   the L2) gb_per_s  bytes / ms of_copy   gb_per_s over that of a device-to-device copy measured in the same run (row
-///   "copy": 2·n bytes) correct   the result on fresh random data equals the CPU twin's (bit for bit; norms to 1e-12)
+///   "copy": 2·n bytes) correct   the result on fresh random data equals the CPU twin's (bit for bit; norms to 1e-12; fused kernels
+///   to a step of bf16)
 /// Exit code 1 if any row is not correct, 2 without a GPU.
 namespace {
 
-using namespace fsdpp::kernels;
+using namespace fsdpp::bench;
 using Json = nlohmann::json;
 
-void check(int error) {
-  if (error != 0) throw std::runtime_error(cudaGetErrorString(static_cast<cudaError_t>(error)));
-}
-
-class DeviceBytes {
- public:
-  explicit DeviceBytes(size_t size) { check(cudaMalloc(&data_, size)); }
-  ~DeviceBytes() { cudaFree(data_); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  char* at(size_t offset) const { return static_cast<char*>(data_) + offset; }
-
- private:
-  void* data_ = nullptr;
-};
-
-constexpr int64_t kNumel = int64_t{1} << 26;  // elements of one call: 256 MiB in fp32
-constexpr int kSlots = 4;                     // memory that the repeats take turns on
 constexpr int kWarmUps = 5;
 constexpr int kRepeats = 40;
-constexpr int64_t kChecked = (int64_t{1} << 20) + 13;  // elements compared with the CPU twin
-constexpr int kArrays = 4;
-constexpr size_t kArrayBytes = kNumel * 4;
-
-/// `kArrays` arrays of kNumel fp32 (or 2·kNumel 16-bit) elements in each of kSlots slots, filled with random numbers.
-class Memory {
- public:
-  Memory() : bytes_(kArrayBytes * kArrays * kSlots), result_(64), scratch_(norm_scratch_bytes()) {
-    const std::vector<float> numbers = random_numbers(kNumel / 64);
-    for (size_t offset = 0; offset < kArrayBytes * kArrays * kSlots; offset += numbers.size() * 4) {
-      check(cudaMemcpy(bytes_.at(offset), numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice));
-    }
-    check(cudaMemset(result_.at(0), 0, 64));
-  }
-  /// In [0.25, 1); each is two equal halves, so that the same bytes are good bf16 numbers too.
-  static std::vector<float> random_numbers(int64_t n) {
-    std::mt19937 random(1);
-    std::uniform_real_distribution<float> uniform(0.25F, 1.0F);
-    std::vector<float> numbers(static_cast<size_t>(n));
-    for (float& x : numbers) {
-      const float drawn = uniform(random);
-      uint32_t bits = 0;
-      std::memcpy(&bits, &drawn, sizeof bits);
-      bits = (bits & 0xffff0000U) | (bits >> 16);
-      std::memcpy(&x, &bits, sizeof bits);
-    }
-    return numbers;
-  }
-  void* array(int slot, int which) const {
-    return bytes_.at((static_cast<size_t>(slot) * kArrays + static_cast<size_t>(which)) * kArrayBytes);
-  }
-  void* result() const { return result_.at(0); }
-  void* scratch() const { return scratch_.at(0); }
-
- private:
-  DeviceBytes bytes_, result_, scratch_;
-};
-
-/// One row: the kernel over n elements of the given arrays, on the GPU or by the CPU twin.
-struct Row {
-  std::string name;
-  std::string formula;
-  double bytes_per_element;
-  std::function<int(void** arrays, int64_t n)> launch;
-  std::function<void(void** arrays, int64_t n)> reference;  // none: not a kernel of ours
-};
 
 double median_ms(const Memory& memory, const Row& row) {
   cudaEvent_t start{};
@@ -100,7 +29,7 @@ double median_ms(const Memory& memory, const Row& row) {
     void* arrays[kArrays];
     for (int k = 0; k < kArrays; ++k) arrays[k] = memory.array((repeat + kWarmUps) % kSlots, k);
     check(cudaEventRecord(start));
-    check(row.launch(arrays, kNumel));
+    check(row.launch(arrays, row.numel));
     check(cudaEventRecord(stop));
     check(cudaEventSynchronize(stop));
     float ms = 0;
@@ -115,6 +44,7 @@ double median_ms(const Memory& memory, const Row& row) {
 
 /// The kernel on kChecked elements of random numbers against its twin: every array must come out with the same bytes.
 bool is_correct(const Memory& memory, const Row& row) {
+  if (row.check) return row.check(memory);
   if (!row.reference) return true;
   std::vector<std::vector<float>> host(kArrays, Memory::random_numbers(kChecked));
   void* host_arrays[kArrays];
@@ -244,7 +174,7 @@ Json machine() {
 bool run() {
   const Json where = machine();
   const Memory memory;
-  const std::vector<Row> rows{
+  std::vector<Row> rows{
       {"copy",
        "2·n·4",
        8,
@@ -266,10 +196,11 @@ bool run() {
       norm_row(memory, "norm p=2 bf16", DType::BF16),
       scale_row(memory),
   };
+  for (Row& row : fused_rows()) rows.push_back(std::move(row));
   double copy_rate = 0;
   bool all_correct = true;
   for (const Row& row : rows) {
-    const double bytes = row.bytes_per_element * static_cast<double>(kNumel);
+    const double bytes = row.bytes_per_element * static_cast<double>(row.numel);
     const double ms = median_ms(memory, row);
     const double rate = bytes / ms / 1e6;
     if (row.name == "copy") copy_rate = rate;
@@ -277,7 +208,7 @@ bool run() {
     if (row.name.starts_with("norm"))
       correct = norm_is_correct(memory, row.bytes_per_element == 4 ? DType::F32 : DType::BF16);
     all_correct = all_correct && correct;
-    std::cout << Json{{"bench", "kernels"}, {"name", row.name}, {"n", kNumel},      {"formula", row.formula},
+    std::cout << Json{{"bench", "kernels"}, {"name", row.name}, {"n", row.numel},   {"formula", row.formula},
                       {"bytes", bytes},     {"ms", ms},         {"gb_per_s", rate}, {"of_copy", rate / copy_rate},
                       {"correct", correct}, {"machine", where}}
               << std::endl;

@@ -1,17 +1,11 @@
 #pragma once
-#include <cstddef>
-#include <cstdint>
-
-struct CUstream_st;
+#include "kernels/dtype.h"
 
 /// Flat-buffer kernels. No LibTorch here: raw pointers and sizes in, an error code out. Each has a CPU twin with the
 /// same arithmetic, which is also the reference in tests. CUDA launchers queue on `stream`, never synchronise, allocate
 /// nothing, and return a cudaError_t as int (0 = success). Pointers of a CUDA launcher are device pointers unless said
 /// otherwise.
 namespace fsdpp::kernels {
-
-enum class DType : int { F32, F64, F16, BF16 };
-[[nodiscard]] constexpr size_t size_of(DType t) { return t == DType::F64 ? 8 : t == DType::F32 ? 4 : 2; }
 
 /// dst[i] = cast(scale · src[i]), or dst[i] += … with `accumulate`; arithmetic in fp32 (fp64 if either side is F64).
 /// dst == src is allowed when the dtypes are equal; otherwise the ranges must not overlap.

@@ -1,4 +1,7 @@
+#include "kernels/activation.h"
+#include "kernels/cross_entropy.h"
 #include "kernels/kernels.h"
+#include "kernels/rms_norm.h"
 
 /// The launchers of a build without CUDA: nothing can call them with a device pointer, and they say so.
 namespace fsdpp::kernels {
@@ -16,5 +19,12 @@ int scale_by(void* /*data*/, DType /*dtype*/, int64_t /*numel*/, const double* /
              CUstream_st* /*stream*/) {
   return kNotSupported;
 }
+int rms_norm(const RmsNormArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
+size_t rms_norm_scratch_bytes(int64_t /*rows*/, int64_t /*dim*/, DType /*dtype*/) { return 0; }
+int rms_norm_backward(const RmsNormBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
+int silu(const SiluArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
+int silu_backward(const SiluBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
+int cross_entropy(const CrossEntropyArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
+int mean_factors(const MeanFactorsArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 
 }  // namespace fsdpp::kernels

@@ -44,4 +44,20 @@ __device__ void for_split(const Split& split, Update update) {
   for (int64_t k = first; k < split.numel - body; k += stride) update(Lanes<1>(), k < split.head ? k : k + body);
 }
 
+/// The same with update cut in two, use(lanes, i, load(lanes, i)), so that several loads are under way (staged_loop).
+template <int N, class Load, class Use>
+__device__ void for_split_staged(const Split& split, Load load, Use use) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  const auto at = [&](int64_t k) { return split.head + k * N; };
+  staged_loop(
+      first, stride, split.vectors, [&](int64_t k) { return load(Lanes<N>(), at(k)); },
+      [&](int64_t k, const auto& in) { use(Lanes<N>(), at(k), in); });
+  const int64_t body = split.vectors * N;
+  for (int64_t k = first; k < split.numel - body; k += stride) {
+    const int64_t i = k < split.head ? k : k + body;
+    use(Lanes<1>(), i, load(Lanes<1>(), i));
+  }
+}
+
 }  // namespace fsdpp::kernels

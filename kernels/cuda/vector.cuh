@@ -92,27 +92,84 @@ template <class T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T v[N];
 };
-template <int N, class T>
-__device__ Vec<T, N> load_vec(const T* p) {
+/// Plain accesses, and those that leave the caches to others (read or written once).
+struct CachedAccess {
+  template <class W>
+  __device__ static W load(const W* p) {
+    return *p;
+  }
+  template <class W>
+  __device__ static void store(W* p, W x) {
+    *p = x;
+  }
+};
+struct StreamingAccess {
+  template <class W>
+  __device__ static W load(const W* p) {
+    return __ldcs(p);
+  }
+  template <class W>
+  __device__ static void store(W* p, W x) {
+    __stcs(p, x);
+  }
+};
+/// A Vec as it lies in memory. What lives across a loop's turns is kept so: the compiler gives each 16-bit value of a
+/// Vec a register of its own.
+template <class T, int N>
+struct Packed {
   using W = typename Word<alignof(Vec<T, N>)>::type;
+  static constexpr int kWords = sizeof(Vec<T, N>) / sizeof(W);
+  W words[kWords];
+};
+template <int N, class T>
+__device__ Vec<T, N> unpack(const Packed<T, N>& packed) {
   union {
-    W words[sizeof(Vec<T, N>) / sizeof(W)];
+    Packed<T, N> packed;
     Vec<T, N> values;
-  } u = {};
-#pragma unroll
-  for (int k = 0; k < static_cast<int>(sizeof(u) / sizeof(W)); ++k) u.words[k] = reinterpret_cast<const W*>(p)[k];
+  } u = {packed};
   return u.values;
 }
 template <int N, class T>
-__device__ void store_vec(T* p, const Vec<T, N>& x) {
-  using W = typename Word<alignof(Vec<T, N>)>::type;
+__device__ Packed<T, N> packed(const Vec<T, N>& values) {
   union {
-    W words[sizeof(Vec<T, N>) / sizeof(W)];
+    Packed<T, N> packed;
     Vec<T, N> values;
   } u = {};
-  u.values = x;
+  u.values = values;
+  return u.packed;
+}
+/// The same value, of which the compiler knows nothing: so it unpacks it again where it is used, and does not keep it
+/// unpacked, in two to four times the registers, from use to use.
+template <int N, class T>
+__device__ Packed<T, N> opaque(Packed<T, N> x) {
+  if constexpr (alignof(Packed<T, N>) == 16) {
 #pragma unroll
-  for (int k = 0; k < static_cast<int>(sizeof(u) / sizeof(W)); ++k) reinterpret_cast<W*>(p)[k] = u.words[k];
+    for (int k = 0; k < Packed<T, N>::kWords; ++k)
+      asm volatile("" : "+r"(x.words[k].x), "+r"(x.words[k].y), "+r"(x.words[k].z), "+r"(x.words[k].w));
+  }
+  return x;
+}
+template <int N, class Access = CachedAccess, class T>
+__device__ Packed<T, N> load_packed(const T* p) {
+  Packed<T, N> x;
+#pragma unroll
+  for (int k = 0; k < Packed<T, N>::kWords; ++k)
+    x.words[k] = Access::load(reinterpret_cast<const typename Packed<T, N>::W*>(p) + k);
+  return x;
+}
+template <int N, class Access = CachedAccess, class T>
+__device__ void store_packed(T* p, const Packed<T, N>& x) {
+#pragma unroll
+  for (int k = 0; k < Packed<T, N>::kWords; ++k)
+    Access::store(reinterpret_cast<typename Packed<T, N>::W*>(p) + k, x.words[k]);
+}
+template <int N, class Access = CachedAccess, class T>
+__device__ Vec<T, N> load_vec(const T* p) {
+  return unpack<N>(load_packed<N, Access>(p));
+}
+template <int N, class Access = CachedAccess, class T>
+__device__ void store_vec(T* p, const Vec<T, N>& x) {
+  store_packed<N, Access>(p, packed<N>(x));
 }
 
 /// How many values of the widest of these types make 16 bytes.

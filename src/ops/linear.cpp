@@ -1,17 +1,15 @@
 #include "fsdpp/ops/linear.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "base/enforce.h"
-#include "fsdpp/engine/gradient_target.h"
+#include "ops/destination.h"
+#include "ops/gradients.h"
 
 namespace fsdpp::ops {
 namespace {
@@ -19,50 +17,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor rows_of(const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); }
-
-// out = a·b, or out += a·b; out may be wider than a and b.
-void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate) {
-  at::Tensor target = out;
-  if (out.scalar_type() == a.scalar_type()) {
-    if (accumulate)
-      target.addmm_(a, b);
-    else
-      at::mm_out(target, a, b);
-  } else if (out.is_cuda() && out.scalar_type() == at::kFloat && !accumulate) {
-    at::mm_out(target, a, b, at::kFloat);
-  } else if (out.is_cuda() && out.scalar_type() == at::kFloat) {
-    target.add_(at::mm(a, b, at::kFloat));
-  } else if (accumulate) {
-    target.add_(at::mm(a.to(out.scalar_type()), b.to(out.scalar_type())));
-  } else {
-    at::mm_out(target, a.to(out.scalar_type()), b.to(out.scalar_type()));
-  }
-}
-
-void column_sums_into(const at::Tensor& out, const at::Tensor& rows, bool accumulate) {
-  auto sums = rows.sum(at::IntArrayRef{0}, /*keepdim=*/false, out.scalar_type());
-  if (accumulate)
-    out.add_(sums);
-  else
-    out.copy_(sums);
-}
-
-// The gradient buffer's place for `parameter`, or memory for a gradient to be returned.
-struct Destination {
-  explicit Destination(const at::Tensor& parameter) : target(gradient_target(parameter)) {
-    if (!target) target = GradientTarget{own = at::empty(parameter.sizes(), parameter.options()), false};
-  }
-  std::optional<GradientTarget> target;
-  at::Tensor own;
-};
-
 // Products with the parts of the weight's rows. One part: a plain linear.
 struct SplitLinear : torch::autograd::Function<SplitLinear> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias_or_none,
-                               int64_t parts) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias_or_none, int64_t parts) {
     auto bias = bias_or_none.value_or(at::Tensor());
     context->save_for_backward({x, weight, bias});
+    context->set_materialize_grads(false);
     context->saved_data["parts"] = parts;
     variable_list results;
     int64_t rows = weight.size(0) / parts;
@@ -74,12 +35,12 @@ struct SplitLinear : torch::autograd::Function<SplitLinear> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    FSDPP_ENFORCE(!c10::GradMode::is_enabled(), UsageError,
-                  "fsdpp::ops::linear is differentiable once: expected a backward without create_graph. Try: at::linear.");
+    expect_first_order("linear", "at::linear");
     auto saved = context->get_saved_variables();
     auto &x = saved[0], &weight = saved[1], &bias = saved[2];
     std::vector<at::Tensor> rows;
     for (auto& g : grads) rows.push_back(g.defined() ? rows_of(g) : at::Tensor());
+    if (std::none_of(rows.begin(), rows.end(), [](auto& g) { return g.defined(); })) return variable_list(4);
     auto grad_x = context->needs_input_grad(0) ? input_gradient(x, weight, rows) : at::Tensor();
     auto grad_weight = context->needs_input_grad(1) ? weight_gradient(x, weight, rows) : at::Tensor();
     auto grad_bias = bias.defined() && context->needs_input_grad(2) ? bias_gradient(bias, rows) : at::Tensor();
@@ -103,10 +64,10 @@ struct SplitLinear : torch::autograd::Function<SplitLinear> {
   static at::Tensor weight_gradient(const at::Tensor& x, const at::Tensor& weight, const std::vector<at::Tensor>& grads) {
     Destination to(weight);
     auto x_rows = rows_of(x);
-    for_each_part(to.target->out, grads, [&](const at::Tensor& out, const at::Tensor& grad) {
+    for_each_part(to.out, grads, [&](const at::Tensor& out, const at::Tensor& grad) {
       if (grad.defined())
-        product_into(out, grad.t(), x_rows, to.target->accumulate);
-      else if (!to.target->accumulate)
+        product_into(out, grad.t(), x_rows, to.accumulate);
+      else if (!to.accumulate)
         out.zero_();
     });
     return to.own;
@@ -114,10 +75,10 @@ struct SplitLinear : torch::autograd::Function<SplitLinear> {
 
   static at::Tensor bias_gradient(const at::Tensor& bias, const std::vector<at::Tensor>& grads) {
     Destination to(bias);
-    for_each_part(to.target->out, grads, [&](const at::Tensor& out, const at::Tensor& grad) {
+    for_each_part(to.out, grads, [&](const at::Tensor& out, const at::Tensor& grad) {
       if (grad.defined())
-        column_sums_into(out, grad, to.target->accumulate);
-      else if (!to.target->accumulate)
+        column_sums_into(out, grad, to.accumulate);
+      else if (!to.accumulate)
         out.zero_();
     });
     return to.own;
@@ -130,11 +91,11 @@ struct SplitLinear : torch::autograd::Function<SplitLinear> {
   }
 };
 
-std::optional<at::Tensor> optional(const at::Tensor& t) { return t.defined() ? std::make_optional(t) : std::nullopt; }
-
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) { return SplitLinear::apply(x, weight, optional(bias), 1)[0]; }
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return SplitLinear::apply(x, weight, optional(bias), 1)[0];
+}
 
 std::vector<at::Tensor> split_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t parts) {
   FSDPP_ENFORCE(parts >= 1 && weight.size(0) % parts == 0, UsageError,

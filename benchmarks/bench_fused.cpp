@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <cmath>
+
+#include "bench_kernels.h"
+#include "kernels/activation.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/rms_norm.h"
+
+/// Rows of the kernels that compute sums over rows, or exponentials, in bf16. Their bytes leave out what is small: weights,
+/// targets, one number a row.
+namespace fsdpp::bench {
+namespace {
+
+constexpr int kHalves = 2 * kArrays;  // bf16 arrays of kNumel: two in each of Memory's
+constexpr int64_t kDim = 2048;
+constexpr int64_t kVocab = 32000;
+constexpr int64_t kCheckedRows = 64;
+
+/// The k-th bf16 array.
+void* half(void** arrays, int k) { return static_cast<char*>(arrays[k / 2]) + static_cast<size_t>(k % 2) * kNumel * 2; }
+
+/// Device memory for weights, sums and targets, made once.
+struct Small {
+  static constexpr size_t kBytes = size_t{1} << 20;
+  DeviceBytes memory{kBytes * 4 + rms_norm_scratch_bytes(int64_t{1} << 20, kDim, DType::BF16)};
+  Small() {
+    std::vector<uint16_t> ones(kDim, 0x3f80);
+    std::vector<int64_t> targets(kBytes / 8);
+    for (size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<int64_t>(i * 7919 % kVocab);
+    std::vector<float> rstd(kBytes / 4, 1.5F);
+    check(cudaMemcpy(weight(), ones.data(), ones.size() * 2, cudaMemcpyHostToDevice));
+    check(cudaMemcpy(memory.at(kBytes), targets.data(), kBytes, cudaMemcpyHostToDevice));
+    check(cudaMemcpy(row_values(), rstd.data(), kBytes, cudaMemcpyHostToDevice));
+  }
+  void* weight() const { return memory.at(0); }
+  const int64_t* targets() const { return reinterpret_cast<const int64_t*>(memory.at(kBytes)); }
+  void* row_values() const { return memory.at(2 * kBytes); }
+  void* grad_weight() const { return memory.at(3 * kBytes); }
+  void* scratch() const { return memory.at(4 * kBytes); }
+};
+const Small& small() {
+  static const Small instance;
+  return instance;
+}
+
+std::vector<float> widen(const std::vector<uint16_t>& values) {
+  std::vector<float> wide(values.size());
+  cast_cpu({wide.data(), DType::F32, values.data(), DType::BF16, static_cast<int64_t>(values.size())});
+  return wide;
+}
+
+bool close(const std::vector<uint16_t>& got, const std::vector<uint16_t>& want) {
+  const auto x = widen(got), y = widen(want);
+  float largest = 0;
+  for (const float v : y) largest = std::max(largest, std::fabs(v));
+  for (size_t i = 0; i < x.size(); ++i)
+    if (!(std::fabs(x[i] - y[i]) <= std::fabs(y[i]) * 0x1.1p-7F + largest * 3e-6F)) return false;
+  return true;
+}
+
+/// Runs both over n fresh random numbers in each array, the twin on the host; all arrays must come out alike.
+template <class Launch, class Reference>
+std::function<bool(const Memory&)> comparison(int64_t n, Launch launch, Reference reference) {
+  return [=](const Memory& memory) {
+    std::vector<std::vector<uint16_t>> host(kHalves, std::vector<uint16_t>(static_cast<size_t>(n)));
+    void* arrays[kArrays];
+    void* host_arrays[kHalves];
+    for (int k = 0; k < kArrays; ++k) arrays[k] = memory.array(0, k);
+    for (int k = 0; k < kHalves; ++k) {
+      auto& values = host[static_cast<size_t>(k)];
+      std::mt19937 random(static_cast<uint32_t>(k));
+      std::normal_distribution<float> normal;
+      std::vector<float> wide(values.size());
+      for (float& v : wide) v = normal(random);
+      cast_cpu({values.data(), DType::BF16, wide.data(), DType::F32, n});
+      host_arrays[k] = values.data();
+      check(cudaMemcpy(half(arrays, k), values.data(), values.size() * 2, cudaMemcpyHostToDevice));
+    }
+    check(launch(arrays, n));
+    reference(host_arrays, n);
+    for (int k = 0; k < kHalves; ++k) {
+      std::vector<uint16_t> back(static_cast<size_t>(n));
+      check(cudaMemcpy(back.data(), half(arrays, k), back.size() * 2, cudaMemcpyDeviceToHost));
+      if (!close(back, host[static_cast<size_t>(k)])) return false;
+    }
+    return true;
+  };
+}
+
+/// `args(array, n)`, array(k) being the k-th bf16 array, is called for both sides; `on_device` then sets what is in Small.
+template <class Args, class MakeArgs, class OnDevice, class OnHost>
+Row row(const std::string& name, const std::string& formula, double bytes, int64_t numel, int64_t checked,
+        int (*launch)(const Args&, CUstream_st*), void (*twin)(const Args&), MakeArgs args, OnDevice on_device, OnHost on_host) {
+  const auto run = [=](void** arrays, int64_t n) {
+    Args a = args([&](int k) { return half(arrays, k); }, n);
+    on_device(a);
+    return launch(a, nullptr);
+  };
+  const auto reference = [=](void** arrays, int64_t n) {
+    Args a = args([&](int k) { return arrays[k]; }, n);
+    on_host(a);
+    twin(a);
+  };
+  return {name, formula, bytes, run, {}, numel, comparison(checked, run, reference)};
+}
+
+// What the host side uses in place of Small.
+std::vector<uint16_t> host_weight(kDim, 0x3f80);
+std::vector<float> host_rows(Small::kBytes / 4, 1.5F);
+std::vector<float> host_grad_weight(kDim);
+
+Row norm_row(bool add, int64_t rows) {
+  const std::string name = std::string(add ? "add_rms_norm" : "rms_norm") + " bf16, " + std::to_string(rows) + " x 2048";
+  const auto args = [=](auto array, int64_t n) {
+    RmsNormArgs a;
+    a.x = array(0), a.residual = add ? array(1) : nullptr, a.sum = add ? array(2) : nullptr, a.normed = array(3);
+    a.dtype = DType::BF16, a.rows = n / kDim, a.dim = kDim, a.eps = 1e-6;
+    return a;
+  };
+  return row<RmsNormArgs>(
+      name, add ? "n·4·2" : "n·2·2", add ? 8 : 4, rows * kDim, kCheckedRows * kDim, rms_norm, rms_norm_cpu, args,
+      [](RmsNormArgs& a) { a.weight = small().weight(), a.rstd = small().row_values(); },
+      [](RmsNormArgs& a) { a.weight = host_weight.data(), a.rstd = host_rows.data(); });
+}
+
+Row norm_backward_row(bool add, int64_t rows) {
+  const std::string name = std::string(add ? "add_rms_norm" : "rms_norm") + " backward bf16, " + std::to_string(rows) + " x 2048";
+  const auto args = [=](auto array, int64_t n) {
+    RmsNormBackwardArgs a;
+    a.grad_normed = array(0), a.grad_sum = add ? array(1) : nullptr, a.sum = array(2), a.grad_x = array(3);
+    a.dtype = DType::BF16, a.rows = n / kDim, a.dim = kDim;
+    return a;
+  };
+  return row<RmsNormBackwardArgs>(
+      name, add ? "n·4·2" : "n·3·2", add ? 8 : 6, rows * kDim, kCheckedRows * kDim, rms_norm_backward, rms_norm_backward_cpu,
+      args,
+      [](RmsNormBackwardArgs& a) {
+        a.weight = small().weight(), a.rstd = small().row_values(), a.grad_weight = small().grad_weight(),
+        a.scratch = small().scratch();
+      },
+      [](RmsNormBackwardArgs& a) {
+        a.weight = host_weight.data(), a.rstd = host_rows.data(), a.grad_weight = host_grad_weight.data();
+      });
+}
+
+Row silu_row(bool gated) {
+  const auto args = [=](auto array, int64_t n) {
+    return SiluArgs{array(0), array(1), gated ? array(2) : nullptr, DType::BF16, n};
+  };
+  const auto nothing = [](SiluArgs&) {};
+  return row<SiluArgs>(gated ? "gated silu bf16" : "silu bf16", gated ? "n·3·2" : "n·2·2", gated ? 6 : 4, kNumel, kChecked, silu,
+                       silu_cpu, args, nothing, nothing);
+}
+
+Row silu_backward_row(bool gated) {
+  const auto args = [=](auto array, int64_t n) {
+    return SiluBackwardArgs{array(0),    array(1), gated ? array(2) : nullptr, array(0), gated ? array(3) : nullptr, array(4),
+                            DType::BF16, n};
+  };
+  const auto nothing = [](SiluBackwardArgs&) {};
+  return row<SiluBackwardArgs>(gated ? "gated silu backward, recomputing, bf16" : "silu backward, recomputing, bf16",
+                               gated ? "n·6·2" : "n·4·2", gated ? 12 : 8, kNumel, kChecked, silu_backward, silu_backward_cpu,
+                               args, nothing, nothing);
+}
+
+Row cross_entropy_row(bool gradient) {
+  const auto args = [=](auto array, int64_t n) {
+    CrossEntropyArgs a;
+    a.logits = array(0), a.dtype = DType::BF16, a.rows = n / kVocab, a.vocab = kVocab, a.write_gradient = gradient;
+    return a;
+  };
+  static std::vector<int64_t> targets;
+  for (int64_t i = 0; i < kCheckedRows; ++i) targets.push_back(i * 7919 % kVocab);
+  return row<CrossEntropyArgs>(
+      gradient ? "cross entropy with gradient bf16, 2048 x 32000" : "cross entropy bf16, 2048 x 32000",
+      gradient ? "n·2·2" : "n·2", gradient ? 4 : 2, 2048 * kVocab, kCheckedRows * kVocab, cross_entropy, cross_entropy_cpu, args,
+      [](CrossEntropyArgs& a) { a.targets = small().targets(), a.losses = small().row_values(); },
+      [](CrossEntropyArgs& a) { a.targets = targets.data(), a.losses = host_rows.data(); });
+}
+
+}  // namespace
+
+std::vector<Row> fused_rows() {
+  std::vector<Row> rows;
+  for (const int64_t count : {int64_t{8192}, kNumel / kDim})
+    for (const bool add : {false, true}) rows.push_back(norm_row(add, count)), rows.push_back(norm_backward_row(add, count));
+  for (const bool gated : {false, true}) rows.push_back(silu_row(gated)), rows.push_back(silu_backward_row(gated));
+  for (const bool gradient : {false, true}) rows.push_back(cross_entropy_row(gradient));
+  return rows;
+}
+
+}  // namespace fsdpp::bench

@@ -1,0 +1,32 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+/// What the backward functions of this layer share.
+namespace fsdpp::ops {
+
+/// An argument of an autograd function that may be undefined.
+[[nodiscard]] inline std::optional<at::Tensor> optional(const at::Tensor& t) {
+  return t.defined() ? std::make_optional(t) : std::nullopt;
+}
+
+/// All leading dimensions as one. A copy only where strides do not allow a view.
+[[nodiscard]] at::Tensor rows_of(const at::Tensor& t);
+
+/// out = a·b, or out += a·b; out may be wider than a and b (fp32 for 16-bit products: summed and stored in fp32).
+void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
+
+/// out = the sums of the columns, or out += them; in out's dtype.
+void column_sums_into(const at::Tensor& out, const at::Tensor& rows, bool accumulate);
+
+/// The gradients of a linear's weight and bias from those of its result, written straight into their gradient_target. Undefined
+/// if there is one, else the gradient for autograd.
+[[nodiscard]] at::Tensor linear_weight_gradient(const at::Tensor& weight, const at::Tensor& grad_rows,
+                                                const at::Tensor& input_rows);
+[[nodiscard]] at::Tensor linear_bias_gradient(const at::Tensor& bias, const at::Tensor& grad_rows);
+
+/// Throws UsageError in a backward with create_graph. `alternative`: what is differentiable more than once.
+void expect_first_order(const char* op, const char* alternative);
+
+}  // namespace fsdpp::ops

@@ -1,0 +1,150 @@
+// All operators of the layer in one sharded model: gradients written to their places, equal to plain training.
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "fsdpp/base/error.h"
+#include "fsdpp/ops/activation.h"
+#include "fsdpp/ops/cross_entropy.h"
+#include "fsdpp/ops/linear.h"
+#include "fsdpp/ops/rms_norm.h"
+#include "support/tiny_models.h"
+
+namespace fsdpp::test {
+namespace {
+
+using comm::Mesh;
+using comm::run_local_world;
+using comm::World;
+
+constexpr int64_t kDim = 6, kHidden = 10, kVocab = 11;
+constexpr int kMicro = 2, kSteps = 2;
+
+// A block before the head; `fused`: by this layer's operators, else by LibTorch's.
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(bool fused) : fused(fused) {
+    norm1 = register_parameter("norm1", at::ones({kDim})), norm2 = register_parameter("norm2", at::ones({kDim}));
+    mix = register_parameter("mix", at::zeros({kDim, kDim})), up = register_parameter("up", at::zeros({kHidden, kDim}));
+    gate = register_parameter("gate", at::zeros({kHidden, kDim})), down = register_parameter("down", at::zeros({kDim, kHidden}));
+    bias = register_parameter("bias", at::zeros({kDim})),
+    gated_down = register_parameter("gated_down", at::zeros({kDim, kHidden}));
+    head = register_parameter("head", at::zeros({kVocab, kDim}));
+    fill_parameters(*this, 7);
+  }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& targets) {
+    return fused ? forward_fused(x, targets) : forward_plain(x, targets);
+  }
+  at::Tensor forward_fused(const at::Tensor& x, const at::Tensor& targets) {
+    auto [y, sum] = ops::add_rms_norm(ops::linear(ops::rms_norm(x, norm1), mix), x, norm2);
+    auto h = ops::linear(y, up);
+    sum = sum + ops::silu_linear(h, down, bias) + ops::swiglu_linear(ops::linear(y, gate), h, gated_down);
+    return ops::linear_cross_entropy(sum, head, targets, {.chunk_rows = 4});
+  }
+  at::Tensor forward_plain(const at::Tensor& x, const at::Tensor& targets) {
+    auto sum = at::linear(at::rms_norm(x, {kDim}, norm1), mix) + x;
+    auto y = at::rms_norm(sum, {kDim}, norm2), h = at::linear(y, up);
+    sum = sum + at::linear(at::silu(h), down, bias) + at::linear(at::silu(at::linear(y, gate)) * h, gated_down);
+    return at::cross_entropy_loss(at::linear(sum, head).flatten(0, -2).to(at::kFloat), targets.flatten());
+  }
+  bool fused;
+  at::Tensor norm1, norm2, mix, up, gate, down, bias, gated_down, head;
+};
+FSDPP_MODULE(Net);
+
+struct Batch {
+  at::Tensor x, targets;
+};
+Batch batch(int seed) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+  auto x = at::randn({2, 5, kDim}, generator);
+  return {x, at::randint(kVocab, {2, 5}, generator, at::TensorOptions(at::kLong))};
+}
+
+// Gradients after some steps of plain SGD, each of kMicro micro-batches.
+std::vector<at::Tensor> train(const std::shared_ptr<World>& world, bool fused, const MixedPrecisionPolicy& policy, bool sync_each,
+                              int buffers) {
+  Net net(fused);
+  auto unit = fully_shard(net, Mesh::shard(world), {.mp_policy = policy});
+  unit.set_reduce_scatter_max_input_buffers(buffers);
+  std::vector<at::Tensor> result;
+  for (int step = 0; step < kSteps; ++step) {
+    for (int micro = 0; micro < kMicro; ++micro) {
+      unit.set_requires_gradient_sync(sync_each || micro == kMicro - 1);
+      auto [x, targets] = batch(100 * step + 10 * micro + world->rank());
+      net(x, targets).backward();
+    }
+    result.clear();
+    at::NoGradGuard no_grad;
+    for (auto& p : net->parameters()) {
+      result.push_back(shard::full_tensor(sharding_of(p), p.grad()));
+      p.sub_(p.grad(), 0.05);
+      p.mutable_grad().reset();
+    }
+  }
+  return result;
+}
+
+class ShardedOps : public ::testing::TestWithParam<std::tuple<int, int, bool, bool>> {};  // ranks, buffers, mixed, sync each
+
+TEST_P(ShardedOps, TrainAsOrdinaryOnes) {
+  auto [ranks, buffers, mixed, sync_each] = GetParam();
+  MixedPrecisionPolicy policy;
+  if (mixed) policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  run_local_world(ranks, [&, buffers = buffers, mixed = mixed, sync_each = sync_each](std::shared_ptr<World> world) {
+    auto want = train(world, false, policy, sync_each, buffers), got = train(world, true, policy, sync_each, buffers);
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_GT(want[i].abs().sum().item<float>(), 0);
+      EXPECT_LT(relative_error(got[i], want[i]), mixed ? 4e-2 : 1e-5) << "parameter " << i;
+    }
+  });
+}
+INSTANTIATE_TEST_SUITE_P(All, ShardedOps,
+                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(1, 2), ::testing::Bool(),
+                                            ::testing::Bool()));
+
+struct ProbeImpl : torch::nn::Module {
+  ProbeImpl() { w = register_parameter("w", at::ones({4})); }
+  at::Tensor forward(const at::Tensor& x) { return ops::rms_norm(x, w, 0.0); }
+  at::Tensor w;
+};
+FSDPP_MODULE(Probe);
+
+TEST(ShardedRmsNorm, ItsGradientReducedInFp32KeepsWhatBf16WouldRound) {
+  run_local_world(1, [](std::shared_ptr<World> world) {
+    Probe probe;
+    fully_shard(probe, Mesh::shard(world), {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+    probe(at::ones({257, 4})).sum().backward();
+    EXPECT_TRUE(at::equal(probe->w.grad(), at::full({4}, 257.0)));  // bf16: 256 or 258
+  });
+}
+
+TEST(ShardedRmsNorm, OutsideTheModulesCallIsAnError) {
+  run_local_world(1, [](std::shared_ptr<World> world) {
+    Probe probe;
+    fully_shard(probe, Mesh::shard(world), {.mp_policy = {.param_dtype = at::kBFloat16}});
+    EXPECT_THROW((void)ops::rms_norm(at::ones({2, 4}), probe->w), UsageError);
+    at::NoGradGuard no_grad;
+    EXPECT_THROW((void)ops::rms_norm(at::ones({2, 4}), probe->w), UsageError);
+  });
+}
+
+struct HeadImpl : torch::nn::Module {
+  HeadImpl() { w = register_parameter("w", at::zeros({2, 1})); }
+  at::Tensor forward(const at::Tensor& x) {
+    return ops::linear_cross_entropy(x, w, at::zeros({x.size(0)}, at::kLong), {.chunk_rows = 1});
+  }
+  at::Tensor w;
+};
+FSDPP_MODULE(Head);
+
+TEST(ShardedCrossEntropy, ItsGradientReducedInFp32KeepsWhatBf16WouldRound) {
+  run_local_world(1, [](std::shared_ptr<World> world) {
+    Head head;
+    fully_shard(head, Mesh::shard(world), {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+    auto loss = head(at::ones({257, 1}));
+    (loss * 514).backward();  // softmax 1/2: -257 for the target, 257 for the other
+    EXPECT_TRUE(at::equal(head->w.grad(), at::tensor({-257.0F, 257.0F}).view({2, 1}))) << head->w.grad();
+  });
+}
+
+}  // namespace
+}  // namespace fsdpp::test
