@@ -70,6 +70,7 @@ void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--save-full", o.save_full, "Where to write all weights at the end, safetensors");
   app.add_option("--metrics", o.metrics, "Where to write one JSON object for each step");
   app.add_option("--profile", o.profile, "Folder for trace, table and report of three steps");
+  app.add_flag("--profile-counters", o.profile_counters, "Then count a few more steps with hardware counters for the report");
   app.add_option("--log-every", o.log_every, "Print every so many steps")->check(whole_from(1))->capture_default_str();
 }
 
@@ -79,6 +80,7 @@ void check_combinations(Options& o) {
   };
   require(o.model.dim % o.model.heads == 0, text("--dim ", o.model.dim, " is not a multiple of --heads ", o.model.heads));
   require(!o.plan_world || o.dry_run, "--world belongs to --dry-run; ranks that train are started by a launcher");
+  require(!o.profile_counters || !o.profile.empty(), "--profile-counters adds to what --profile DIR writes. Try: give both");
   o.synthetic = o.data == std::vector<std::string>{"synthetic"};
   require(!(o.synthetic && o.shuffle), "--shuffle has no meaning with --data synthetic");
   require(o.synthetic || !o.data.empty() || o.model.vocab >= 256, text("--vocab ", o.model.vocab, " is too small for text: bytes need 256"));

@@ -31,6 +31,7 @@ struct Options {
   std::optional<uint64_t> shuffle;
 
   std::string init, save_full, metrics, profile;  // empty: none
+  bool profile_counters = false;
   int64_t log_every = 1;
 
   bool dry_run = false;

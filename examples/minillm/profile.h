@@ -1,15 +1,18 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fsdpp/profiler/profiler.h"
+#include "fsdpp/profiler/step_counters.h"
 #include "options.h"
 #include "place.h"
 
 namespace minillm {
 
-/// What --profile asks for; nothing at all without it. In DIR, on rank 0: trace.json.gz with all ranks (Perfetto opens it),
-/// report.html, report.json, and table.txt of rank 0. Methods are collective.
+/// What --profile asks for; nothing at all without it. In DIR, on rank 0: trace.json.gz with all ranks (Perfetto opens
+/// it), step.json.gz with the first of the steps alone, report.html, report.json, and table.txt. Methods are
+/// collective.
 class Profile {
  public:
   Profile(const Options& options, const Place& place);
@@ -20,9 +23,21 @@ class Profile {
   [[nodiscard]] std::string finish();
 
  private:
+  enum class Phase { Off, Tracing, Counting, Sampling, Over };
+  void begin_counting();
+  void begin_sampling();
+  void end_counting();
+  void end_sampling();
+  [[nodiscard]] std::vector<fsdpp::profiler::Counters> all_counters();
+
   const Options& options_;
   const Place& place_;
-  std::unique_ptr<fsdpp::profiler::Profiler> profiler_;
+  Phase phase_ = Phase::Off;
+  std::unique_ptr<fsdpp::profiler::Profiler> profiler_, beside_samples_;
+  std::unique_ptr<fsdpp::profiler::StepCounters> counting_;
+  std::unique_ptr<fsdpp::profiler::PmSampler> sampler_;
+  fsdpp::profiler::Counters counters_;
+  bool traced_ = false;  ///< the window is complete
 };
 
 /// Wait and warm up before three steps, as far as there are so many.

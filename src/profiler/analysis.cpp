@@ -116,16 +116,27 @@ LoaderWait loader_wait(const Trace& trace, Window window) {
   std::set<int64_t> threads;
   for (const StepMark& s : trace.steps) threads.insert(s.thread);
   std::map<int64_t, Intervals> waits;
+  Intervals preparing;
   LoaderWait out;
   for (const Scope& s : trace.scopes) {
-    if (s.kind != trace::Kind::Loader || (!threads.empty() && !threads.contains(s.thread))) continue;
     const Interval i{std::max(s.start_ns, window.start_ns), std::min(s.end_ns, window.end_ns)};
-    if (i.end <= i.start) continue;
+    if (s.kind != trace::Kind::Loader || i.end <= i.start) continue;
+    if (!threads.empty() && !threads.contains(s.thread)) {
+      out.prepare_count += 1;
+      out.prepare_ns += i.end - i.start;
+      preparing.push_back(i);
+      continue;
+    }
     out.count += 1;
     out.longest_ns = std::max(out.longest_ns, i.end - i.start);
     waits[s.thread].push_back(i);
   }
-  for (auto& [thread, intervals] : waits) out.total_ns += length(merged(std::move(intervals)));
+  preparing = merged(std::move(preparing));
+  for (auto& [thread, intervals] : waits) {
+    const Intervals mine = merged(std::move(intervals));
+    out.total_ns += length(mine);
+    out.starved_ns += length(intersect(mine, preparing));
+  }
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include <dlfcn.h>
 
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -155,7 +156,8 @@ CounterValues HostConfig::evaluate(const Bytes& data, size_t index, const std::v
   p.pMetricValues = values.data();
   check_cupti(api_.cuptiProfilerHostEvaluateToGpuValues(&p), "evaluation");
   CounterValues out;
-  for (size_t i = 0; i < metrics.size(); ++i) out[metrics[i]] = values[i];
+  for (size_t i = 0; i < metrics.size(); ++i)
+    if (std::isfinite(values[i])) out[metrics[i]] = values[i];  // a share of nothing is not a number
   return out;
 }
 

@@ -11,6 +11,15 @@ Window first_step(const Trace& trace) {
   return {trace.steps.front().start_ns, trace.steps.front().end_ns};
 }
 
+std::string why_none(const Trace& trace, std::span<const CounterSample> samples, size_t too_short) {
+  if (samples.empty()) return "no sample was taken";
+  const int64_t off = samples.front().start_ns - trace.start_ns;
+  if (samples.back().end_ns <= trace.start_ns || samples.front().start_ns >= trace.end_ns)
+    return "the samples are on another clock than the trace: the first of " + std::to_string(samples.size()) + " is " +
+           std::to_string(off) + " ns off its start";
+  return "all " + std::to_string(too_short) + " kernels are shorter than two samples";
+}
+
 }  // namespace
 
 MetricTable::~MetricTable() = default;
@@ -34,16 +43,17 @@ std::vector<std::string> launch_order(const Trace& trace, int device) {
 }
 
 Counters counters_of_step(const Trace& trace, std::span<const CounterValues> ranges, std::vector<Rung> rungs) {
-  return {std::move(rungs), Source::Measured, join_ranges(ranges, launch_order(trace, main_device(trace)))};
+  return {std::move(rungs), Source::Measured, join_ranges(ranges, launch_order(trace, main_device(trace))), {}};
 }
 
 Counters counters_of_samples(const Trace& trace, std::span<const CounterSample> samples, std::vector<Rung> rungs) {
   std::vector<std::string> too_short;
-  Counters out{std::move(rungs), Source::Sampled, attribute_samples(samples, trace, main_device(trace), too_short)};
+  Counters out{std::move(rungs), Source::Sampled, attribute_samples(samples, trace, main_device(trace), too_short), {}};
   if (out.by_kernel.empty()) {
     std::erase_if(out.rungs, [](const Rung& r) { return r.source == Source::Sampled; });
-    out.rungs.push_back(
-        {Source::Sampled, false, "all " + std::to_string(too_short.size()) + " kernels are shorter than two samples"});
+    out.rungs.push_back({Source::Sampled, false, why_none(trace, samples, too_short.size())});
+  } else if (!too_short.empty()) {
+    out.notes.push_back(std::to_string(too_short.size()) + " kernels are shorter than two samples");
   }
   return out;
 }

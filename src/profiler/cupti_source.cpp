@@ -23,6 +23,10 @@ constexpr std::array kKinds{CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVIT
 /// Launches that do not pass through the runtime: NCCL, cuBLASLt.
 constexpr std::array kDriverCalls{CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx,
                                   CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel, CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch};
+/// All launches of single kernels, the runtime's included: it launches through the driver.
+constexpr std::array kLaunches{CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel,   CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,
+                               CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx_ptsz,
+                               CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel, CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel_ptsz};
 /// Calls that are many and say nothing.
 constexpr std::array kQuietCalls{CUPTI_RUNTIME_TRACE_CBID_cudaGetDevice_v3020,         CUPTI_RUNTIME_TRACE_CBID_cudaSetDevice_v3020,
                                  CUPTI_RUNTIME_TRACE_CBID_cudaGetLastError_v3020,      CUPTI_RUNTIME_TRACE_CBID_cudaPeekAtLastError_v3020,
@@ -41,6 +45,8 @@ class Cupti {
   void begin(int64_t buffer_bytes);
   DeviceRecords end();
   void synchronize();
+  void log_launches(bool on);
+  std::vector<std::string> logged_launches();
 
  private:
   Cupti();
@@ -54,6 +60,7 @@ class Cupti {
   static void CUPTIAPI completed(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t valid);
   static void CUPTIAPI called_back(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data);
   void graph_node(CUpti_CallbackId id, const CUpti_GraphData& graph);
+  void launched(const char* kernel);
 
   const CuptiLibrary& lib_ = CuptiLibrary::get();
   std::string problem_ = lib_.problem;
@@ -61,6 +68,8 @@ class Cupti {
   std::mutex mutex_;
   std::vector<std::string> errors_;
   std::vector<GraphNode> nodes_;
+  std::vector<std::string> launches_;
+  CUpti_SubscriberHandle subscriber_ = nullptr;
 };
 
 Cupti::Cupti() {
@@ -76,23 +85,22 @@ Cupti::Cupti() {
 }
 
 void Cupti::subscribe() {
-  CUpti_SubscriberHandle handle = nullptr;
   std::array<char, 64> holder{};
   CUpti_SubscriberParams params{};
   params.structSize = CUpti_SubscriberParams_STRUCT_SIZE;
   params.subscriberName = "fsdpp";
   params.oldSubscriberName = holder.data();
   params.oldSubscriberSize = holder.size();
-  const CUptiResult result = lib_.cuptiSubscribe_v2(&handle, &Cupti::called_back, nullptr, &params);
+  const CUptiResult result = lib_.cuptiSubscribe_v2(&subscriber_, &Cupti::called_back, nullptr, &params);
   if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED)
     problem_ = "another tool uses CUPTI: '" + std::string(holder.data()) + "'. Try: end it, or run without it.";
   else if (result != CUPTI_SUCCESS)
     problem_ = "cuptiSubscribe_v2: " + lib_.text(result);
   if (!problem_.empty()) return;
   for (const auto id : {CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED, CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED})
-    check(lib_.cuptiEnableCallback(1, handle, CUPTI_CB_DOMAIN_RESOURCE, id), "callbacks of graph nodes");
+    check(lib_.cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_RESOURCE, id), "callbacks of graph nodes");
   for (const auto id : {CUPTI_CBID_STATE_FATAL_ERROR, CUPTI_CBID_STATE_ERROR, CUPTI_CBID_STATE_WARNING})
-    check(lib_.cuptiEnableCallback(1, handle, CUPTI_CB_DOMAIN_STATE, id), "callbacks of errors");
+    check(lib_.cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_STATE, id), "callbacks of errors");
 }
 
 void Cupti::add_error(std::string text) {
@@ -123,6 +131,9 @@ void CUPTIAPI Cupti::called_back(void*, CUpti_CallbackDomain domain, CUpti_Callb
     } else if (domain == CUPTI_CB_DOMAIN_RESOURCE) {
       const auto& resource = *static_cast<const CUpti_ResourceData*>(data);
       get().graph_node(id, *static_cast<const CUpti_GraphData*>(resource.resourceDescriptor));
+    } else if (domain == CUPTI_CB_DOMAIN_DRIVER_API) {
+      const auto& call = *static_cast<const CUpti_CallbackData*>(data);
+      if (call.callbackSite == CUPTI_API_ENTER) get().launched(call.symbolName);
     }
   } catch (...) {  // no memory for a note
   }
@@ -135,6 +146,29 @@ void Cupti::graph_node(CUpti_CallbackId id, const CUpti_GraphData& graph) {
   if (cloned && lib_.cuptiGetGraphNodeId(graph.originalNode, &node.origin) != CUPTI_SUCCESS) return;
   std::lock_guard lock(mutex_);
   nodes_.push_back(node);
+}
+
+void Cupti::launched(const char* kernel) {
+  std::lock_guard lock(mutex_);
+  launches_.emplace_back(kernel ? kernel : "");
+}
+
+void Cupti::log_launches(bool on) {
+  if (!problem_.empty()) return;
+  for (const auto id : kLaunches) check(lib_.cuptiEnableCallback(on, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id), "callbacks of launches");
+  std::lock_guard lock(mutex_);
+  if (on) launches_.clear();
+}
+
+std::vector<std::string> Cupti::logged_launches() {
+  std::vector<std::string> names;
+  {
+    std::lock_guard lock(mutex_);
+    names = std::exchange(launches_, {});
+  }
+  for (std::string& name : names)
+    if (!name.empty()) name = demangle(name.c_str());
+  return names;
 }
 
 void Cupti::synchronize() {
@@ -223,5 +257,8 @@ std::unique_ptr<DeviceSource> make_device_source(int64_t buffer_bytes) {
   if (!problem.empty()) return make_no_device_source(problem);
   return std::make_unique<CuptiSource>(buffer_bytes);
 }
+
+void log_launches(bool on) { Cupti::get().log_launches(on); }
+std::vector<std::string> logged_launches() { return Cupti::get().logged_launches(); }
 
 }  // namespace fsdpp::profiler

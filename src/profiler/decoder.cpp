@@ -6,7 +6,6 @@
 #include <memory>
 
 namespace fsdpp::profiler {
-namespace {
 
 std::string demangle(const char* name) {
   if (name == nullptr) return "(kernel without a name)";
@@ -14,6 +13,8 @@ std::string demangle(const char* name) {
   const std::unique_ptr<char, decltype(&std::free)> text(abi::__cxa_demangle(name, nullptr, nullptr, &status), &std::free);
   return status == 0 && text ? text.get() : name;
 }
+
+namespace {
 
 bool launches_one_kernel(const std::string& name) {
   for (const char* start : {"cudaLaunchKernel", "__cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel"})

@@ -48,6 +48,9 @@ class Decoder {
   std::map<uint64_t, int64_t> event_correlation_;  // number of a cudaEventRecord, its correlation
 };
 
+/// A kernel's name as traces show it.
+[[nodiscard]] std::string demangle(const char* name);
+
 /// Bytes of the record of `kind` as this version of CUPTI writes it; 0: unknown to the decoder.
 [[nodiscard]] size_t record_bytes(CUpti_ActivityKind kind) noexcept;
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "profiler/device_records.h"
 
@@ -19,6 +20,10 @@ class DeviceSource {
 
 /// CUPTI, or one that traces nothing and says why. Attaches to CUPTI at the first call of the process, for its life.
 [[nodiscard]] std::unique_ptr<DeviceSource> make_device_source(int64_t buffer_bytes);
+/// Keeps the names of launched kernels from here on, or stops. Needs no records, so it goes together with hardware counters.
+void log_launches(bool on);
+/// Demangled, in the order of the launches since logging began, graphs' left out; empties the log. Nothing without CUPTI.
+[[nodiscard]] std::vector<std::string> logged_launches();
 /// One that traces nothing.
 [[nodiscard]] std::unique_ptr<DeviceSource> make_no_device_source(std::string problem);
 

@@ -13,6 +13,7 @@ struct RankReport {
   Analysis analysis;
   std::vector<KernelLight> kernels;
   LadderChoice source;
+  std::vector<std::string> notes;  ///< of the counters
 };
 
 double steps_of(const Analysis& a) { return a.steps.empty() ? 1.0 : static_cast<double>(a.steps.size()); }
@@ -37,7 +38,7 @@ LadderChoice source_of(const RankReport& r, const Counters& counters) {
 
 RankReport analyse_rank(const Trace& trace, const Counters& counters, const Ceilings& ceilings,
                         std::span<const CollectiveWait> waits) {
-  RankReport r{&trace, analyse(trace), {}, {}};
+  RankReport r{&trace, analyse(trace), {}, {}, counters.notes};
   r.kernels = speed_of_light(trace, r.analysis, ceilings, counters, waits);
   r.source = source_of(r, counters);
   return r;
@@ -99,7 +100,7 @@ Json rank_json(const RankReport& r, const Ceilings& ceilings, int columns) {
   return {{"rank", r.trace->rank},
           {"host", r.trace->host},
           {"device", a.device},
-          {"source", {{"label", to_string(r.source.source)}, {"text", r.source.text}}},
+          {"source", {{"label", to_string(r.source.source)}, {"text", r.source.text}, {"notes", r.notes}}},
           {"window_ms", ms(a.window.length())},
           {"split", split_json(a.split)},
           {"idle", idle_json(a)},
@@ -113,7 +114,12 @@ Json rank_json(const RankReport& r, const Ceilings& ceilings, int columns) {
             {"full_count", a.queue.full_count},
             {"full_ms", ms(a.queue.full_ns)}}},
           {"loader",
-           {{"count", a.loader.count}, {"total_ms", ms(a.loader.total_ns)}, {"longest_ms", ms(a.loader.longest_ns)}}},
+           {{"count", a.loader.count},
+            {"total_ms", ms(a.loader.total_ns)},
+            {"longest_ms", ms(a.loader.longest_ns)},
+            {"starved_ms", ms(a.loader.starved_ns)},
+            {"prepare_count", a.loader.prepare_count},
+            {"prepare_ms", ms(a.loader.prepare_ns)}}},
           {"memory", memory_json(a.memory, a.window.start_ns)},
           {"timeline", timeline_json(a, columns)},
           {"audit", audit_json(*r.trace)}};

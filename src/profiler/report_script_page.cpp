@@ -18,7 +18,7 @@ function kpis(r){const n=Math.max(r.steps.length,1),w=r.split.window_ms||1e-9,x=
   kpi('kpi-exposed',ms(x.exposed_ms/n),'exposed communication a step · '+pct(100*x.exposed_ms/w),x.exposed_ms>.05*w),
   kpi('kpi-overlap',x.overlap===null?'–':pct(100*x.overlap),'of communication overlapped'),
   kpi('kpi-idle',ms(x.idle_ms/n),'device idle a step · '+pct(100*x.idle_ms/w),x.idle_ms>.1*w),
-  kpi('kpi-loader',ms(r.loader.total_ms/n),'waiting for the data loader a step'),
+  kpi('kpi-loader',ms(r.loader.total_ms/n),'waiting for the data loader a step'+(r.loader.total_ms>0?' · '+pct(100*(r.loader.starved_ms||0)/r.loader.total_ms)+' of it while it prepared':'')),
   kpi('kpi-peak',r.memory.peak.total?bytes(r.memory.peak.total):'–','peak memory'))}
 
 function audit(r){const a=r.audit,bad=a.errors.length>0,c=a.counts;
@@ -51,7 +51,7 @@ function roof(r){if(!D.ceilings)return card('Roofline',null,'half',empty('The ro
  return card('Roofline','Roofs: '+D.ceilings.origin+'. Size: total time.','half',some?roofline(r.kernels,D.ceilings):empty('No kernel has both FLOPs and bytes. Record shapes and FLOPs, or allow counters.'))}
 
 const TONE={'memory-bound':'m','memory-leaning':'m','cache-bound':'m','compute-bound':'c','compute-leaning':'c','launch-bound':'x','wait-bound':'x','latency-bound':'l'};
-function kernels(r){return card(r.device<0?'Top operators':'Top kernels',(r.device<0?'No kernel ran on a device: operators of the host by their own time. ':'')+r.source.text+'.','',h('div',{class:'scroll'},h('table',{id:'kernel-table'},
+function kernels(r){return card(r.device<0?'Top operators':'Top kernels',(r.device<0?'No kernel ran on a device: operators of the host by their own time. ':'')+[r.source.text,...(r.source.notes||[])].join('; ')+'.','',h('div',{class:'scroll'},h('table',{id:'kernel-table'},
  th(r.device<0?'operator':'kernel','#total','#calls','#mean','#compute','#memory','verdict'),r.kernels.map(k=>h('tr',null,
   h('td',{class:'name'},h('span',{class:'mono'},k.name),k.op?h('div',{class:'sub'},k.op):null),
   h('td',{class:'num'},ms(k.total_ms),h('span',{class:'bar'},h('i',{style:'width:'+(100*k.share).toFixed(1)+'%'+(k.communication?';background:var(--exposed)':'')}))),

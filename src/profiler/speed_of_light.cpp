@@ -96,7 +96,7 @@ void apply_counters(KernelLight& kernel, std::span<const CounterValues> occurren
   kernel.l2_percent = l2.get();
   kernel.l1_percent = l1.get();
   if (warps.get()) kernel.occupancy_percent = warps.get();
-  if (flops.any) kernel.flops = flops.scaled(scale);
+  if (flops.sum > 0) kernel.flops = flops.scaled(scale);  // 0: of a kind that the set does not count
   if (bytes.any) kernel.bytes = bytes.scaled(scale);
 }
 

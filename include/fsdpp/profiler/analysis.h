@@ -139,11 +139,16 @@ struct LaunchQueue {
 };
 [[nodiscard]] FSDPP_API LaunchQueue launch_queue(const Trace& trace, int device, Window window);
 
-/// Time inside loader scopes of the threads that mark steps (of all threads if there are no steps).
+/// Waits: time inside loader scopes of the threads that mark steps (of all threads if there are no steps). The loader scopes of
+/// other threads are those that prepare data: where a wait and they coincide, the loader is too slow (more threads, cheaper
+/// samples); the rest of a wait is hand-over and the copy to the device.
 struct LoaderWait {
   int64_t total_ns = 0;
   int64_t longest_ns = 0;
   int64_t count = 0;
+  int64_t starved_ns = 0;     ///< of total_ns, while a loader thread was preparing
+  int64_t prepare_ns = 0;     ///< inside loader scopes of other threads, summed over them
+  int64_t prepare_count = 0;
 };
 [[nodiscard]] FSDPP_API LoaderWait loader_wait(const Trace& trace, Window window);
 

@@ -23,6 +23,10 @@ FSDPP_API void export_chrome_trace(const std::string& path, const Trace& trace);
 /// first rank to the others (same comm and sequence).
 FSDPP_API void export_chrome_trace(const std::string& path, std::span<const Trace> ranks);
 
+/// What the host did in one step of the trace, and the device's work that it launched, whenever that ran. The audit stays that of
+/// the whole window. Throws UsageError if the trace has no such step.
+[[nodiscard]] FSDPP_API Trace cut_to_step(Trace trace, int64_t step);
+
 /// The JSON itself.
 [[nodiscard]] FSDPP_API std::string chrome_trace_json(std::span<const Trace> ranks);
 

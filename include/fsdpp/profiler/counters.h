@@ -9,10 +9,11 @@
 
 /// Hardware counters through CUPTI, which is loaded at run time. No CUPTI type appears here.
 ///
-///   auto rungs = probe_counters(0);                       // what is open on this device, and why the rest is not
-///   auto ranges = open_range_counters(0, {"V1"}, 50'000);  // after a traced window, on all ranks alike
+///   auto ranges = open_range_counters(0, {"V1"}, 50'000);
 ///   do { ranges->begin_step(); train_step(); } while (!ranges->end_step());
-///   options.counters = {counters_of_step(profiler.trace(), ranges->ranges(), rungs)};  // of ReportOptions
+///   for (const CounterValues& kernel : ranges->ranges()) …
+///
+/// step_counters.h does this for a training program: sets in turn, names of kernels, ranks in step.
 namespace fsdpp::profiler {
 
 enum class CounterKind { Range, PmSampling };

@@ -29,7 +29,7 @@ struct ReportOptions {
 ///     peak_bytes, units {unit: exposed ms per step}, kernels {name: ms per step}, idle {cause: ms per step}}: means
 ///     over the ranks (peak_bytes: the highest), which compare() reads,
 ///   stragglers [{label, op, calls, wait_ms, rank}],
-///   ranks [{rank, host, device, source {label, text}, window_ms, split {compute_ms, exposed_ms, copy_ms, idle_ms,
+///   ranks [{rank, host, device, source {label, text, notes}, window_ms, split {compute_ms, exposed_ms, copy_ms, idle_ms,
 ///     communication_ms, overlap}, idle {cause: ms}, units [{unit, calls, bytes, total_ms, exposed_ms, exposed_by_op}],
 ///     steps [...], kernels (the 20 with the most time) [{name, ..., source, bound, fix, roofline}], gaps, queue,
 ///     loader, memory, timeline, audit}].
@@ -38,6 +38,10 @@ struct ReportOptions {
 
 /// The page that shows `json`, which must come from report_json(). Works without network, in light and dark.
 [[nodiscard]] FSDPP_API std::string report_html(const std::string& json);
+
+/// The report as plain text, of `json` from report_json(): rank by rank the ladder's label, where the time went, exposed
+/// communication, the verdict on each of the top kernels with its fix, and what the audit found.
+[[nodiscard]] FSDPP_API std::string report_text(const std::string& json);
 
 /// Writes `path` (the page) and, beside it, the JSON under the same name with ".json" for ".html". Each appears whole
 /// or not at all. Throws Error where they can't be written.

@@ -182,6 +182,7 @@ struct Counters {
   std::vector<Rung> rungs;  ///< what was tried
   Source source = Source::TimeOnly;
   CountersByKernel by_kernel;
+  std::vector<std::string> notes;  ///< what is missing, one line each
 };
 
 /// Names of the kernels of `device` in the order of their launches, of the first step of the trace (without steps: of
@@ -193,7 +194,7 @@ struct Counters {
 [[nodiscard]] FSDPP_API Counters counters_of_step(const Trace& trace, std::span<const CounterValues> ranges,
                                                   std::vector<Rung> rungs);
 
-/// Counters from samples that were taken beside the trace. Names of kernels that are too short become a rung's reason.
+/// Counters from samples that were taken beside the trace. Where no kernel gets any, a rung says why.
 [[nodiscard]] FSDPP_API Counters counters_of_samples(const Trace& trace, std::span<const CounterSample> samples,
                                                      std::vector<Rung> rungs);
 

@@ -235,9 +235,26 @@ TEST(LoaderWait, WithStepsThenOnlyTheirThreadCounts) {
   EXPECT_EQ(a.loader.total_ns, 90);
   EXPECT_EQ(a.loader.longest_ns, 50);
   EXPECT_EQ(a.loader.count, 2);
+  EXPECT_EQ(a.loader.prepare_count, 1);
+  EXPECT_EQ(a.loader.prepare_ns, 900);
+  EXPECT_EQ(a.loader.starved_ns, 90);
   ASSERT_EQ(a.steps.size(), 2U);
   EXPECT_EQ(a.steps[0].loader_ns, 70);
   EXPECT_EQ(a.steps[1].loader_ns, 20);
+}
+
+TEST(LoaderWait, WhileLoaderThreadsPrepareThenThatPartIsStarved) {
+  Schedule s(0, 1000);
+  s.step(0, 0, 1000);
+  s.scope(trace::Kind::Loader, "next", 100, 200);
+  s.scope(trace::Kind::Loader, "prepare", 50, 130, 555);
+  s.scope(trace::Kind::Loader, "prepare", 120, 150, 556);  // two threads at once count once
+  s.scope(trace::Kind::Loader, "prepare", 300, 400, 555);
+  const LoaderWait wait = s.analysis().loader;
+  EXPECT_EQ(wait.total_ns, 100);
+  EXPECT_EQ(wait.starved_ns, 50);
+  EXPECT_EQ(wait.prepare_ns, 80 + 30 + 100);
+  EXPECT_EQ(wait.prepare_count, 3);
 }
 
 TEST(Steps, WhenWorkCrossesTheBorderThenEachStepHasItsPart) {

@@ -15,7 +15,9 @@
 #include <map>
 #include <string>
 
+#include "fsdpp/profiler/ceilings.h"
 #include "fsdpp/profiler/profiler.h"
+#include "fsdpp/profiler/step_counters.h"
 #include "fsdpp/trace/scope.h"
 
 namespace fsdpp::profiler {
@@ -154,6 +156,64 @@ TEST_F(ProfilerGpu, CopiesAndWaitsThenRecorded) {
   for (const MemoryEvent& event : t.memory) device_bytes += event.device >= 0 && event.bytes > 0 ? event.bytes : 0;
   EXPECT_GE(device_bytes, 4 << 20);
   EXPECT_GT(profiler.key_averages().cuda_time_ns(), 0);
+}
+
+/// Where counters are closed (rights, another holder) the rung must say so; where they are open, the verdicts must be right and
+/// tracing must still work after counting.
+TEST_F(ProfilerGpu, CountersOfAProductAndASumThenMeasuredOrAReason) {
+  const auto bf16 = at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA);
+  const at::Tensor a = at::rand({8192, 8192}, bf16), b = at::rand({8192, 8192}, bf16);
+  at::Tensor sum = at::zeros({int64_t{1} << 28}, at::kCUDA);
+  const auto work = [&] {
+    (void)at::mm(a, b);
+    sum.add_(1);
+  };
+  work();
+  Profiler profiler{Options{}};
+  profiler.start();
+  work();
+  profiler.stop();
+  const Trace before = profiler.trace();
+  StepCounters counting(cupti_counter_device(0), before, {});
+  while (!counting.done()) {
+    counting.begin_step();
+    work();
+    counting.end_step();
+  }
+  const Counters counters = counting.take();
+  std::printf("%s\n", choose_source(counters.rungs).text.c_str());
+  for (const std::string& note : counters.notes) std::printf("note: %s\n", note.c_str());
+  ASSERT_EQ(counters.rungs.size(), 1U);
+  if (counters.rungs[0].usable) {
+    for (const KernelLight& k : speed_of_light(before, analyse(before), measure_ceilings(0), counters)) {
+      std::printf("%s: compute %.1f %%, memory %.1f %%, %s\n", k.name.substr(0, 60).c_str(), k.compute_percent.value_or(-1),
+                  k.memory_percent.value_or(-1), to_string(judge(k).bound));
+      EXPECT_EQ(k.source, Source::Measured);
+      EXPECT_EQ(judge(k).bound, k.name.find("elementwise") != std::string::npos ? Bound::Memory : Bound::Compute) << k.name;
+    }
+  } else {
+    EXPECT_FALSE(counters.rungs[0].reason.empty());
+  }
+  profiler.start();
+  work();
+  profiler.stop();
+  EXPECT_EQ(profiler.trace().kernels.size(), before.kernels.size());
+  expect_clean(profiler.trace());
+}
+
+TEST_F(ProfilerGpu, RoofsThenWithinTheDataSheets) {
+  Profiler profiler{Options{}};
+  profiler.start();
+  profiler.stop();
+  ASSERT_FALSE(profiler.trace().devices.empty());
+  const Ceilings sheet = data_sheet_ceilings(profiler.trace().devices[0].name);
+  const Ceilings roofs = measure_ceilings(0);
+  std::printf("%.1f TFLOP/s, %.1f GB/s\n", roofs.flops_per_s / 1e12, roofs.bytes_per_s / 1e9);
+  if (!sheet.known()) GTEST_SKIP() << "no data sheet of " << profiler.trace().devices[0].name;
+  EXPECT_GT(roofs.flops_per_s, 0.4 * sheet.flops_per_s);
+  EXPECT_LT(roofs.flops_per_s, 1.05 * sheet.flops_per_s);
+  EXPECT_GT(roofs.bytes_per_s, 0.6 * sheet.bytes_per_s);
+  EXPECT_LT(roofs.bytes_per_s, 1.05 * sheet.bytes_per_s);
 }
 
 TEST_F(ProfilerGpu, ManyLaunchesThenNoneIsLost) {

@@ -93,6 +93,23 @@ TEST(ReportJson, OfBytesThatAreNotUtf8ThenStillJson) {
 
 TEST(ReportJson, WithoutRanksThenRefused) { EXPECT_THROW(static_cast<void>(report_json({})), UsageError); }
 
+TEST(ReportText, OfTwoRanksThenLabelRoofsVerdictsAndAudit) {
+  const Example a(0), b(1);
+  const std::vector<Trace> ranks{a.trace(), b.trace()};
+  Counters counters;
+  counters.rungs = {{Source::Measured, false, "no privileges"}};
+  counters.notes = {"V2 was not counted"};
+  const std::string text = report_text(report_json(ranks, {.ceilings = {}, .counters = {counters, counters}}));
+  EXPECT_THAT(text, HasSubstr("data sheet (H200"));
+  EXPECT_THAT(text, HasSubstr("rank 1 on node-1"));
+  EXPECT_THAT(text, HasSubstr("speed of light: modelled (FLOPs and bytes of the operator); not measured (range profiler): no privileges"));
+  EXPECT_THAT(text, HasSubstr("counters: V2 was not counted"));
+  EXPECT_THAT(text, HasSubstr("memory-bound"));
+  EXPECT_THAT(text, HasSubstr("data loader: 3 waits, 1.200 ms"));
+  EXPECT_THAT(text, HasSubstr("dropped records 0"));
+  EXPECT_THROW(static_cast<void>(report_text("{}")), UsageError);
+}
+
 TEST(ReportHtml, OfHostileNamesThenNoElementEndsEarlyAndNothingIsLoaded) {
   const Trace t = Example().trace();
   const std::string html = report_html(report_json({&t, 1}));
