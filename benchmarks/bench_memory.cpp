@@ -84,7 +84,7 @@ class Training {
     const auto k = options_.grad_accum;
     for (int64_t micro = 0; micro < k; ++micro) {
       if (k > 1) fsdpp::unit_of(*model_).set_requires_gradient_sync(micro + 1 == k);
-      const auto loss = minillm::mean_loss(model_(batch_.inputs), batch_.targets);
+      const auto loss = minillm::mean_loss(model_, batch_.inputs, batch_.targets);
       (k > 1 ? loss / k : loss).backward();
     }
     optimizer_.step();

@@ -38,9 +38,24 @@ class MiniLLMStepper final : public Stepper {
  public:
   MiniLLMStepper(const minillm::Options& options, const minillm::Place& place)
       : device_(place.device.type()), autocast_(!place.mesh && options.precision == Precision::BF16),
-        model_(minillm::build_model(options, place)), optimizer_(*model_, {.lr = options.lr, .eps = options.adam_eps}) {}
+        model_(minillm::build_model(options, place)), optimizer_(*model_, {.lr = options.lr, .eps = options.adam_eps}) {
+    if (options.step_in_backward) optimizer_.step_in_backward(*model_);
+    if (options.graph) graph_.emplace(*model_, [this] { return step_on(static_); });
+  }
 
   at::Tensor step(const Batch& batch) override {
+    if (!graph_) return step_on(batch);
+    if (static_.inputs.defined()) {
+      static_.inputs.copy_(batch.inputs);
+      static_.targets.copy_(batch.targets);
+    } else {
+      static_ = {batch.inputs.clone(), batch.targets.clone()};
+    }
+    return (*graph_)();
+  }
+
+ private:
+  at::Tensor step_on(const Batch& batch) {
     optimizer_.zero_grad();
     const auto loss = forward(batch);
     loss.backward();
@@ -48,23 +63,41 @@ class MiniLLMStepper final : public Stepper {
     return loss.detach();
   }
 
- private:
   at::Tensor forward(const Batch& batch) {
     const Autocast autocast(device_, autocast_);
-    return minillm::mean_loss(model_(batch.inputs), batch.targets);
+    return minillm::mean_loss(model_, batch.inputs, batch.targets);
   }
 
   c10::DeviceType device_;
   bool autocast_;
   minillm::MiniLLM model_;
   fsdpp::optim::AdamW optimizer_;
+  Batch static_;
+  std::optional<fsdpp::StepGraph> graph_;
 };
+
+/// minillm with some of its flags.
+struct Flags {
+  bool fused = true, in_backward = false, keep_cast = false, graph = false;
+};
+std::unique_ptr<Stepper> make_minillm(const Setup& setup, const minillm::Place& place, const Flags& flags) {
+  auto options = setup.options;
+  options.model.fused = flags.fused;
+  options.step_in_backward = flags.in_backward;
+  options.keep_cast_shard = flags.keep_cast;
+  options.graph = flags.graph;
+  return std::make_unique<MiniLLMStepper>(options, place);
+}
+Variant sharded(std::string name, std::string what, const Flags& flags) {
+  return {.name = std::move(name), .what = std::move(what), .sharded = true,
+          .make = [flags](const Setup& s) { return make_minillm(s, s.place, flags); }};
+}
 
 minillm::Place alone(const minillm::Place& place) { return {nullptr, place.device, 0, 1}; }
 
 /// The same first weights as minillm's model.
 PlainMiniLLM make_plain(const Setup& setup) {
-  const auto model = minillm::build_model(setup.options, alone(setup.place));
+  const auto model = minillm::build_model(setup.options, alone(setup.place));  // for its weights alone
   std::map<std::string, at::Tensor> weights;
   for (const auto& item : model->named_parameters()) weights[item.key()] = item.value();
   PlainConfig config{.layers = setup.options.model.layers, .heads = setup.options.model.heads, .lr = setup.options.lr,
@@ -96,12 +129,15 @@ class PlainGraphStepper final : public Stepper {
 
 const std::vector<Variant>& step_variants() {
   static const std::vector<Variant> all{
-      {.name = "sharded", .what = "fully_shard of every block and the root, fsdpp's AdamW", .sharded = true,
-       .make = [](const Setup& s) { return std::make_unique<MiniLLMStepper>(s.options, s.place); }},
+      sharded("sharded", "fully_shard of every block and the root, fsdpp's operators and AdamW", {}),
+      sharded("sharded-plain-ops", "as sharded, with LibTorch's operators", {.fused = false}),
+      sharded("sharded-lean", "as sharded, updates inside backward: the least memory", {.in_backward = true}),
+      sharded("sharded-fast", "as lean, with the shards kept in bf16 too", {.in_backward = true, .keep_cast = true}),
+      sharded("sharded-graph", "as fast, the whole step in one CUDA graph", {.in_backward = true, .keep_cast = true, .graph = true}),
       {.name = "plain", .what = "plain LibTorch, bf16 weights, LibTorch's fused AdamW on fp32 masters",
        .make = [](const Setup& s) { return std::make_unique<PlainStepper>(s); }},
       {.name = "autocast", .what = "minillm --no-shard: autocast, fsdpp's AdamW",
-       .make = [](const Setup& s) { return std::make_unique<MiniLLMStepper>(s.options, alone(s.place)); }},
+       .make = [](const Setup& s) { return make_minillm(s, alone(s.place), {.fused = false}); }},
       {.name = "plain-graph", .what = "as plain, the whole step in one CUDA graph", .cuda_only = true, .steps_when_made = 3,
        .make = [](const Setup& s) { return std::make_unique<PlainGraphStepper>(s); }},
   };

@@ -35,17 +35,39 @@ UnitPlan plan_unit(const std::vector<NamedShape>& shapes, int64_t narrowest, int
 
 int64_t gathered_width(const Options& options) { return options.precision == Precision::BF16 ? kBf16 : kFp32; }
 
-fsdpp::UnitMemory unit_memory(const fsdpp::shard::Plan& plan, int64_t gathered_width) {
+fsdpp::UnitMemory unit_memory(const Options& options, const fsdpp::shard::Plan& plan) {
   const bool on_wire = plan.options.world_size > 1;
+  const auto width = gathered_width(options);
+  const bool keeps_cast = options.keep_cast_shard && width != kFp32;
   fsdpp::UnitMemory memory;
   memory.shard_bytes = memory.sharded_gradient_bytes = kFp32 * plan.slice_numel;
-  memory.gathered_bytes = on_wire || gathered_width != kFp32 ? gathered_width * plan.total_numel() : 0;
+  memory.cast_shard_bytes = keeps_cast ? width * plan.slice_numel : 0;
+  memory.gathered_bytes = on_wire || (width != kFp32 && !keeps_cast) ? width * plan.total_numel() : 0;
+  memory.steps_in_backward = options.step_in_backward;
+  memory.gradient_slots = on_wire ? 2 : 1;
   memory.gradient_bytes = kFp32 * plan.total_numel();
   memory.reduces_on_wire = on_wire;
   return memory;
 }
 
 std::string gigabytes(int64_t bytes) { return text(std::fixed, std::setprecision(3), static_cast<double>(bytes) / 1e9, " GB"); }
+
+/// Logits, their logarithms and gradients; fused: a chunk of logits, and the weight's gradient in fp32.
+int64_t head_bytes(const Options& options) {
+  const auto& model = options.model;
+  const auto width = gathered_width(options), tokens = options.batch * options.seq;
+  if (!model.fused) return width * tokens * 4 * model.vocab;
+  const auto chunk = std::min(tokens, std::max<int64_t>(1024, model.dim * kFp32 / width));
+  return width * chunk * model.vocab + kFp32 * model.vocab * model.dim;
+}
+
+const char* activations_formula(const ModelConfig& model) {
+  if (model.fused)
+    return model.recompute ? "about (layers + 12)*dim * batch*seq elements, a chunk of logits, the head's gradient"
+                           : "about layers*12*dim * batch*seq elements, a chunk of logits, the head's gradient";
+  return model.recompute ? "about ((layers + 16)*dim + 4*vocab) * batch*seq elements"
+                         : "about (layers*16*dim + 4*vocab) * batch*seq elements";
+}
 
 }  // namespace
 
@@ -54,16 +76,17 @@ MemoryPlan memory_plan(const Options& options, int world_size) {
   const auto width = gathered_width(options);
   const auto block = plan_unit(block_shapes(model), width, world_size).plan;
   const auto root = plan_unit(root_shapes(model), width, world_size).plan;
-  std::vector<fsdpp::UnitMemory> units(static_cast<size_t>(model.layers), unit_memory(block, width));
-  units.push_back(unit_memory(root, width));
+  std::vector<fsdpp::UnitMemory> units(static_cast<size_t>(model.layers), unit_memory(options, block));
+  units.push_back(unit_memory(options, root));
   units.back().keeps_gathered = true;
 
   MemoryPlan memory;
   memory.engine = fsdpp::memory_formula(units, options.grad_accum > 1);
   memory.optimizer = 2 * memory.engine.shards;
-  memory.unsharded_gradients = width * std::max(root.used_numel, block.used_numel);
-  const auto blocks = model.recompute ? model.layers + 16 : model.layers * 16;  // with recomputation: every input, and one block
-  memory.activations = width * options.batch * options.seq * (blocks * model.dim + 4 * model.vocab);
+  memory.unsharded_gradients = width * (model.fused ? model.vocab * model.dim : std::max(root.used_numel, block.used_numel));
+  const auto of_block = model.fused ? 12 : 16;
+  const auto blocks = model.recompute ? model.layers + of_block : model.layers * of_block;  // with recomputation: every input, and one block
+  memory.activations = width * options.batch * options.seq * blocks * model.dim + head_bytes(options);
   return memory;
 }
 
@@ -80,14 +103,14 @@ std::string dry_run_text(const Options& options, int world_size) {
               options.model.layers, " blocks (layers.N):\n", to_string(block.plan, block.names), "\nRoot:\n",
               to_string(root.plan, root.names), "\nMemory on each rank, at most:\n",
               row("parameters", "shards of all units, fp32", m.engine.shards),
-              row("gradients", "as the shards", m.engine.sharded_gradients),
+              row("shards in bf16", "kept with --keep-cast-shard", m.engine.cast_shards),
+              row("gradients", options.step_in_backward ? "of two blocks and the root" : "as the shards", m.engine.sharded_gradients),
               row("optimizer", "two moments as the shards", m.optimizer),
               row("gathered buffers", "two blocks and the root; none where the shard itself serves", m.engine.gathered),
               row("gradient buffers", "two blocks and the root, fp32; all units with --grad-accum; else none on one rank",
                   m.engine.gradients),
-              row("unsharded gradients", "of the largest unit", m.unsharded_gradients),
-              row("activations", options.model.recompute ? "about ((layers + 16)*dim + 4*vocab) * batch*seq elements"
-                                                         : "about (layers*16*dim + 4*vocab) * batch*seq elements", m.activations),
+              row("unsharded gradients", options.model.fused ? "of the embedding" : "of the largest unit", m.unsharded_gradients),
+              row("activations", activations_formula(options.model), m.activations),
               row("total", "", m.total()));
 }
 

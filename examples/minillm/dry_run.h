@@ -11,8 +11,8 @@ namespace minillm {
 struct MemoryPlan {
   fsdpp::MemoryFormula engine;      ///< what fsdpp holds: equal to fsdpp::memory_formula of the sharded model
   int64_t optimizer = 0;            ///< AdamW's two moments, fp32, as the shards
-  int64_t unsharded_gradients = 0;  ///< of the largest unit, before they are reduced
-  int64_t activations = 0;          ///< kept for backward: an estimate, (layers·16·dim + 4·vocab)·batch·seq elements
+  int64_t unsharded_gradients = 0;  ///< before they are reduced, at most
+  int64_t activations = 0;          ///< kept for backward: an estimate by the printed formula
   [[nodiscard]] int64_t total() const noexcept { return engine.total() + optimizer + unsharded_gradients + activations; }
 };
 

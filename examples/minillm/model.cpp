@@ -13,6 +13,10 @@
 
 #include "fsdpp/api/checkpoint.h"
 #include "fsdpp/base/error.h"
+#include "fsdpp/ops/activation.h"
+#include "fsdpp/ops/cross_entropy.h"
+#include "fsdpp/ops/linear.h"
+#include "fsdpp/ops/rms_norm.h"
 
 namespace minillm {
 namespace {
@@ -23,11 +27,23 @@ torch::nn::Linear linear(int64_t in, int64_t out, bool bias) {
 
 }  // namespace
 
-RMSNormImpl::RMSNormImpl(int64_t dim) { weight = register_parameter("weight", at::ones({dim})); }
+RMSNormImpl::RMSNormImpl(const ModelConfig& config) : fused(config.fused) { weight = register_parameter("weight", at::ones({config.dim})); }
 
-at::Tensor RMSNormImpl::forward(const at::Tensor& x) { return at::rms_norm(x, {x.size(-1)}, weight); }
+at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
+  return fused ? fsdpp::ops::rms_norm(x, weight) : at::rms_norm(x, {x.size(-1)}, weight);
+}
 
-AttentionImpl::AttentionImpl(int64_t dim, int64_t head_count) : heads(head_count) {
+std::pair<at::Tensor, at::Tensor> RMSNormImpl::add(const at::Tensor& x, const at::Tensor& residual) {
+  if (fused) {
+    auto [normed, sum] = fsdpp::ops::add_rms_norm(x, residual, weight);
+    return {normed, sum};
+  }
+  const auto sum = residual + x;
+  return {forward(sum), sum};
+}
+
+AttentionImpl::AttentionImpl(const ModelConfig& config) : heads(config.heads), fused(config.fused) {
+  const auto dim = config.dim;
   in_proj_weight = register_parameter("in_proj_weight", at::empty({3 * dim, dim}));
   in_proj_bias = register_parameter("in_proj_bias", at::zeros({3 * dim}));
   out_proj = register_module("out_proj", linear(dim, dim, true));
@@ -35,56 +51,71 @@ AttentionImpl::AttentionImpl(int64_t dim, int64_t head_count) : heads(head_count
   torch::nn::init::zeros_(out_proj->bias);
 }
 
+// Query, key and value in the order of tokens, each dense: attention reads them as they are, and its result needs no copy either.
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   const auto batch = x.size(0), seq = x.size(1), dim = x.size(2);
-  const auto qkv = at::linear(x, in_proj_weight, in_proj_bias)  // (B, T, 3·D)
-                       .view({batch, seq, 3, heads, dim / heads})
-                       .permute({2, 0, 3, 1, 4});  // (3, B, H, T, D/H)
-  const auto mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2]);
-  return out_proj(mixed.transpose(1, 2).reshape({batch, seq, dim}));
+  const auto qkv = fused ? fsdpp::ops::split_linear(x, in_proj_weight, in_proj_bias, 3) : at::linear(x, in_proj_weight, in_proj_bias).chunk(3, -1);
+  auto by_head = [&](const at::Tensor& t) { return t.view({batch, seq, heads, dim / heads}).transpose(1, 2); };  // (B, H, T, D/H)
+  const auto mixed = at::scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]));
+  const auto joined = mixed.transpose(1, 2).reshape({batch, seq, dim});
+  return fused ? fsdpp::ops::linear(joined, out_proj->weight, out_proj->bias) : out_proj(joined);
 }
 
-FeedForwardImpl::FeedForwardImpl(int64_t dim) {
-  up = register_module("0", linear(dim, 4 * dim, false));
-  down = register_module("2", linear(4 * dim, dim, false));
+FeedForwardImpl::FeedForwardImpl(const ModelConfig& config) : fused(config.fused) {
+  up = register_module("0", linear(config.dim, 4 * config.dim, false));
+  down = register_module("2", linear(4 * config.dim, config.dim, false));
 }
 
-at::Tensor FeedForwardImpl::forward(const at::Tensor& x) { return down(at::silu(up(x))); }
+at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
+  return fused ? fsdpp::ops::silu_linear(fsdpp::ops::linear(x, up->weight), down->weight) : down(at::silu(up(x)));
+}
 
-BlockImpl::BlockImpl(int64_t dim, int64_t heads) {
-  norm1 = register_module("norm1", RMSNorm(dim));
-  attn = register_module("attn", Attention(dim, heads));
-  norm2 = register_module("norm2", RMSNorm(dim));
-  ffn = register_module("ffn", FeedForward(dim));
+BlockImpl::BlockImpl(const ModelConfig& config) {
+  norm1 = register_module("norm1", RMSNorm(config));
+  attn = register_module("attn", Attention(config));
+  norm2 = register_module("norm2", RMSNorm(config));
+  ffn = register_module("ffn", FeedForward(config));
 }
 
 at::Tensor BlockImpl::forward(at::Tensor x) {
-  x = x + attn(norm1(x));
-  return x + ffn(norm2(x));
+  const auto [normed, sum] = norm2->add(attn(norm1(x)), x);
+  return sum + ffn(normed);
 }
 
-MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) : recompute(config.recompute) {
+MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) : recompute(config.recompute), fused(config.fused) {
   if (config.heads < 1 || config.dim % config.heads != 0)
     throw fsdpp::ConfigError("--dim must be a multiple of --heads, got " + std::to_string(config.dim) + " and " +
                              std::to_string(config.heads));
   embed = register_module("embed", torch::nn::Embedding(config.vocab, config.dim));
   register_module("layers", layers);
   for (int64_t i = 0; i < config.layers; ++i) {
-    blocks.emplace_back(config.dim, config.heads);
+    blocks.emplace_back(config);
     layers->push_back(blocks.back());
   }
   head = register_module("head", linear(config.dim, config.vocab, false));
 }
 
-at::Tensor MiniLLMImpl::forward(at::Tensor tokens) {
+at::Tensor MiniLLMImpl::hidden(const at::Tensor& tokens) {
   auto x = embed(tokens);
   for (auto& block : blocks) x = recompute ? fsdpp::checkpoint(block, x) : block(x);
-  return head(x);
+  return x;
+}
+
+at::Tensor MiniLLMImpl::forward(at::Tensor tokens) { return head(hidden(tokens)); }
+
+at::Tensor MiniLLMImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
+  const auto x = hidden(tokens);
+  return fused ? fsdpp::ops::linear_cross_entropy(x, head->weight, targets) : mean_loss(head(x), targets);
 }
 
 at::Tensor mean_loss(const at::Tensor& logits, const at::Tensor& targets) {
   const auto losses = at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten(), {}, at::Reduction::None);
   return losses.to(at::kFloat).mean();
+}
+
+at::Tensor mean_loss(MiniLLM& model, const at::Tensor& tokens, const at::Tensor& targets) {
+  auto loss = [&](const at::Tensor& t, const at::Tensor& wanted) { return model->loss(t, wanted); };
+  return fsdpp::call_as(*model, loss, tokens, targets);
 }
 
 std::vector<NamedShape> block_shapes(const ModelConfig& config) {

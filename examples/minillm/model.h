@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdpp/api/module_holder.h"
@@ -19,21 +20,26 @@ struct ModelConfig {
   int64_t layers = 12;
   int64_t heads = 16;  // divides dim
   bool recompute = false;  // keep the input of each block only and compute the rest again in backward
+  bool fused = true;       // fsdpp::ops: fused kernels and gradients in place; else LibTorch's operators, one by one
 };
 
 /// y = x / sqrt(mean(x²) + eps) · weight over the last dimension; eps is that of the dtype it computes in, as torch.nn.RMSNorm's.
 struct RMSNormImpl : torch::nn::Module {
-  explicit RMSNormImpl(int64_t dim);
+  explicit RMSNormImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
-  at::Tensor weight;                        // (D)
+  /// {x + residual normed, x + residual}
+  std::pair<at::Tensor, at::Tensor> add(const at::Tensor& x, const at::Tensor& residual);
+  at::Tensor weight;  // (D)
+  bool fused;
 };
 TORCH_MODULE(RMSNorm);
 
 /// Self-attention over the whole sequence (no mask) with the parameters of torch.nn.MultiheadAttention.
 struct AttentionImpl : torch::nn::Module {
-  AttentionImpl(int64_t dim, int64_t heads);
+  explicit AttentionImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
   int64_t heads;
+  bool fused;
   at::Tensor in_proj_weight;  // (3·D, D): query, key, value
   at::Tensor in_proj_bias;    // (3·D)
   torch::nn::Linear out_proj{nullptr};
@@ -42,15 +48,16 @@ TORCH_MODULE(Attention);
 
 /// Linear to 4·D, SiLU, Linear back; named "0" and "2" as in the Sequential of the Python script.
 struct FeedForwardImpl : torch::nn::Module {
-  explicit FeedForwardImpl(int64_t dim);
+  explicit FeedForwardImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
   torch::nn::Linear up{nullptr}, down{nullptr};
+  bool fused;
 };
 TORCH_MODULE(FeedForward);
 
 /// The unit of sharding: FSDPP_MODULE makes `block(x)` gather and free its parameters around the call.
 struct BlockImpl : torch::nn::Module {
-  BlockImpl(int64_t dim, int64_t heads);
+  explicit BlockImpl(const ModelConfig& config);
   at::Tensor forward(at::Tensor x);  // (B, T, D) → (B, T, D)
   RMSNorm norm1{nullptr}, norm2{nullptr};
   Attention attn{nullptr};
@@ -61,16 +68,21 @@ FSDPP_MODULE(Block);
 struct MiniLLMImpl : torch::nn::Module {
   explicit MiniLLMImpl(const ModelConfig& config);
   at::Tensor forward(at::Tensor tokens);  // (B, T) int64 → logits (B, T, vocab)
+  /// Mean cross entropy as an fp32 scalar; fused: without the logits ever whole in memory. Called through mean_loss().
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  at::Tensor hidden(const at::Tensor& tokens);  // (B, T) int64 → (B, T, D)
   torch::nn::Embedding embed{nullptr};
   torch::nn::ModuleList layers;
   std::vector<Block> blocks;  // the same modules as `layers`, callable
-  bool recompute;
+  bool recompute, fused;
   torch::nn::Linear head{nullptr};
 };
 FSDPP_MODULE(MiniLLM);
 
 /// Mean cross entropy as an fp32 scalar, also for 16-bit logits. targets: (B, T) int64.
 at::Tensor mean_loss(const at::Tensor& logits, const at::Tensor& targets);
+/// The model's loss, by a call of the model through its unit.
+at::Tensor mean_loss(MiniLLM& model, const at::Tensor& tokens, const at::Tensor& targets);
 
 struct NamedShape {
   std::string name;

@@ -25,6 +25,9 @@ struct Options {
   Precision precision = Precision::FP32;
   bool shard = true;
   bool deferred_init = false;
+  bool graph = false;             // the whole step as one CUDA graph
+  bool step_in_backward = false;  // the optimizer updates each unit as soon as its gradients are there
+  bool keep_cast_shard = false;   // shards in bf16 too, written by the optimizer
 
   bool synthetic = false;
   std::vector<std::string> data;  // empty and not synthetic: LibTorch's headers

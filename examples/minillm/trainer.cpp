@@ -47,6 +47,7 @@ class Autocast {
 
 fsdpp::FullyShardOptions shard_options(const Options& options) {
   fsdpp::FullyShardOptions result;
+  result.keep_cast_shard = options.keep_cast_shard;
   if (options.precision == Precision::FP32) return result;
   result.mp_policy.param_dtype = at::kBFloat16;
   result.mp_policy.reduce_dtype = at::kFloat;
@@ -65,7 +66,8 @@ void shard_model(MiniLLM& model, const Options& options, const Place& place) {
   }
   move(*model->embed);
   move(*model->head);
-  fsdpp::fully_shard(model, place.mesh, how);
+  auto root = fsdpp::fully_shard(model, place.mesh, how);
+  if (place.world_size > 1) root.set_reduce_scatter_max_input_buffers(2);  // gradients are written in place while the ones before are reduced
 }
 
 MiniLLM make_model(const Options& options) {
@@ -140,7 +142,10 @@ Trainer::Trainer(const Options& options, Place place)
       loader_(make_batches(options, place_), {options.batch, options.seq, place_.rank, place_.world_size},
               options.steps * options.grad_accum, place_.device),
       report_(report_options()),
-      profile_(options, place_) {}
+      profile_(options, place_) {
+  if (options_.step_in_backward) optimizer_.step_in_backward(*model_);
+  if (options_.graph) graph_.emplace(*model_, [this] { return train_step(); });
+}
 
 ReportOptions Trainer::report_options() const {
   return {.enabled = place_.rank == 0,
@@ -155,7 +160,21 @@ ReportOptions Trainer::report_options() const {
 
 at::Tensor Trainer::forward(const Batch& batch) {
   const Autocast autocast(place_.device.type(), !place_.mesh && options_.precision == Precision::BF16);
-  return mean_loss(model_(batch.inputs), batch.targets);
+  return mean_loss(model_, batch.inputs, batch.targets);
+}
+
+void Trainer::load_batches() {
+  const bool first = batches_.empty();
+  if (first) batches_.resize(static_cast<size_t>(options_.grad_accum));
+  for (auto& batch : batches_) {
+    auto next = loader_.next();
+    if (first || !options_.graph) {
+      batch = std::move(next);
+    } else {
+      batch.inputs.copy_(next.inputs);
+      batch.targets.copy_(next.targets);
+    }
+  }
 }
 
 at::Tensor Trainer::accumulate_gradients() {
@@ -163,17 +182,26 @@ at::Tensor Trainer::accumulate_gradients() {
   auto sum = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(place_.device));
   for (int64_t micro = 0; micro < k; ++micro) {
     if (place_.mesh && k > 1) fsdpp::unit_of(*model_).set_requires_gradient_sync(micro + 1 == k);
-    const auto loss = forward(loader_.next());
+    const auto loss = forward(batches_[static_cast<size_t>(micro)]);
     sum.add_(loss.detach());
     (k > 1 ? loss / k : loss).backward();
   }
   return sum;
 }
 
-std::optional<double> Trainer::clip_gradients() {
-  if (options_.clip > 0) return fsdpp::optim::clip_grad_norm_(*model_, options_.clip);
-  if (!options_.metrics.empty()) return fsdpp::optim::grad_norm(*model_);
-  return std::nullopt;
+void Trainer::clip_gradients() {
+  if (options_.clip > 0)
+    grad_norm_ = fsdpp::optim::clip_grad_norm_on_device_(*model_, options_.clip);
+  else if (!options_.metrics.empty() && !options_.step_in_backward)
+    grad_norm_ = fsdpp::optim::grad_norm_on_device(*model_);
+}
+
+at::Tensor Trainer::train_step() {
+  optimizer_.zero_grad();
+  auto loss_sum = accumulate_gradients();
+  clip_gradients();
+  optimizer_.step();
+  return loss_sum;
 }
 
 double Trainer::mean_over_ranks(at::Tensor loss_sum) const {
@@ -195,15 +223,14 @@ void Trainer::run() {
   auto start = Clock::now();
   int64_t steps_since = 0;
   for (int64_t step = 0; step < options_.steps; ++step) {
-    optimizer_.zero_grad();
-    auto loss_sum = accumulate_gradients();
-    const auto norm = clip_gradients();
-    optimizer_.step();
+    load_batches();
+    auto loss_sum = graph_ ? (*graph_)() : train_step();
     profile_.step();
     ++steps_since;
     if (!report_.wants(step)) continue;
     synchronize(place_.device);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(steps_since);
+    const auto norm = grad_norm_.defined() ? std::optional(grad_norm_.item<double>()) : std::nullopt;
     report_.step({step, mean_over_ranks(std::move(loss_sum)), norm, seconds, tokens_per_step,
                   largest_over_ranks(peak_bytes(place_.device))});
     steps_since = 0;

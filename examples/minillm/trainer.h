@@ -1,8 +1,10 @@
 #pragma once
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "data.h"
+#include "fsdpp/api/step_graph.h"
 #include "fsdpp/optim/adamw.h"
 #include "model.h"
 #include "options.h"
@@ -34,10 +36,14 @@ class Trainer {
   void run();
 
  private:
+  /// The next step's micro-batches, with --graph always in the same tensors.
+  void load_batches();
   [[nodiscard]] at::Tensor forward(const Batch& batch);
   /// Gradients of all micro-batches of a step. Returns the sum of their losses, fp64 on the device.
   [[nodiscard]] at::Tensor accumulate_gradients();
-  [[nodiscard]] std::optional<double> clip_gradients();
+  void clip_gradients();
+  /// One optimizer step on the batches loaded, without waiting for the device. Returns the sum of the losses.
+  [[nodiscard]] at::Tensor train_step();
   [[nodiscard]] double mean_over_ranks(at::Tensor loss_sum) const;
   [[nodiscard]] int64_t largest_over_ranks(int64_t value) const;
   [[nodiscard]] ReportOptions report_options() const;
@@ -47,6 +53,9 @@ class Trainer {
   MiniLLM model_;
   fsdpp::optim::AdamW optimizer_;
   Loader loader_;
+  std::vector<Batch> batches_;
+  at::Tensor grad_norm_;  // of the last step, fp64 on the device; undefined if nobody wants it
+  std::optional<fsdpp::StepGraph> graph_;
   Report report_;
   Profile profile_;
 };

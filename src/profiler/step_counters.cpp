@@ -13,8 +13,6 @@
 namespace fsdpp::profiler {
 namespace {
 
-using Json = nlohmann::json;
-
 class CuptiCounterDevice final : public CounterDevice {
  public:
   explicit CuptiCounterDevice(int device) : device_(device) {}
@@ -182,27 +180,27 @@ void merge_counters(CountersByKernel& to, CountersByKernel more) {
 }
 
 std::string to_bytes(const Counters& counters) {
-  Json rungs = Json::array();
+  nlohmann::json rungs = nlohmann::json::array();
   for (const Rung& r : counters.rungs) rungs.push_back({static_cast<int>(r.source), r.usable, r.reason});
-  const Json out{{"counters", 1},
+  const nlohmann::json out{{"counters", 1},
                  {"source", static_cast<int>(counters.source)},
                  {"rungs", std::move(rungs)},
                  {"kernels", counters.by_kernel},
                  {"notes", counters.notes}};
-  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Counters counters_from_bytes(std::string_view bytes) {
   try {
-    const Json json = Json::parse(bytes);
+    const nlohmann::json json = nlohmann::json::parse(bytes);
     Counters out;
     out.source = static_cast<Source>(json.at("source").get<int>());
-    for (const Json& r : json.at("rungs"))
+    for (const nlohmann::json& r : json.at("rungs"))
       out.rungs.push_back({static_cast<Source>(r.at(0).get<int>()), r.at(1), r.at(2)});
     out.by_kernel = json.at("kernels").get<CountersByKernel>();
     out.notes = json.at("notes").get<std::vector<std::string>>();
     return out;
-  } catch (const Json::exception& e) {
+  } catch (const nlohmann::json::exception& e) {
     fail<Error>("counters: expected what to_bytes() made of them, got other bytes ({})", e.what());
   }
 }

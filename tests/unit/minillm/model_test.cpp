@@ -112,7 +112,7 @@ TEST(MiniLLM, HeadsDoNotDivideDim_IsAConfigError) {
 }
 
 TEST(RMSNorm, OnVectorsThatTellItFromOtherFormulas_IsTheFormula) {
-  RMSNorm norm(4);
+  RMSNorm norm(ModelConfig{.dim = 4});
   const auto x = at::randn({2, 4}, at::kDouble);
   norm->to(at::kDouble);
   const auto expected = x / (x.pow(2).mean(-1, true) + std::numeric_limits<double>::epsilon()).sqrt();
@@ -120,7 +120,7 @@ TEST(RMSNorm, OnVectorsThatTellItFromOtherFormulas_IsTheFormula) {
 }
 
 TEST(Attention, IsNotCausalAndEveryTokenSeesAll) {
-  Attention attention(12, 3);
+  Attention attention(ModelConfig{.dim = 12, .heads = 3});
   auto x = at::randn({1, 5, 12});
   const auto before = attention(x).clone();
   x[0][4] += 1;
@@ -135,6 +135,25 @@ TEST(MeanLoss, Is32BitAlsoForBfloat16Logits) {
   const auto loss = mean_loss(logits.to(at::kBFloat16), targets);
   EXPECT_EQ(loss.scalar_type(), at::kFloat);
   EXPECT_NEAR(loss.item<double>(), exact, 5e-3 * exact);
+}
+
+TEST(MiniLLM, FusedOperators_GiveTheLossAndGradientsOfLibTorchs) {
+  auto config = kTiny;
+  at::manual_seed(3);
+  MiniLLM fused(config);
+  config.fused = false;
+  at::manual_seed(3);
+  MiniLLM plain(config);
+  const auto tokens = at::randint(29, {2, 5}, at::kLong), targets = at::randint(29, {2, 5}, at::kLong);
+  const auto a = mean_loss(fused, tokens, targets), b = mean_loss(plain, tokens, targets);
+  EXPECT_NEAR(a.item<double>(), b.item<double>(), 1e-6 * b.item<double>());
+  EXPECT_NEAR(mean_loss(fused(tokens), targets).item<double>(), b.item<double>(), 1e-6 * b.item<double>());
+  a.backward(), b.backward();
+  const auto p = fused->named_parameters(), q = plain->named_parameters();
+  for (const auto& item : p) {
+    const auto got = item.value().grad(), want = q[item.key()].grad();
+    EXPECT_LT((got - want).norm().item<double>(), 1e-5 * want.norm().item<double>()) << item.key();
+  }
 }
 
 TEST(MiniLLM, Recomputation_GivesTheSameLossAndGradients) {
@@ -152,29 +171,25 @@ TEST(MiniLLM, Recomputation_GivesTheSameLossAndGradients) {
   for (size_t i = 0; i < p.size(); ++i) EXPECT_TRUE(at::equal(p[i].grad(), q[i].grad())) << i;
 }
 
-class DryRun : public testing::TestWithParam<std::tuple<int, Precision, int64_t>> {};
+class DryRun : public testing::TestWithParam<std::tuple<int, Precision, int64_t, bool>> {};
 INSTANTIATE_TEST_SUITE_P(All, DryRun,
                          testing::Combine(testing::Values(1, 2, 3), testing::Values(Precision::FP32, Precision::BF16),
-                                          testing::Values(int64_t{1}, int64_t{2})));
+                                          testing::Values(int64_t{1}, int64_t{2}), testing::Bool()));
 
 TEST_P(DryRun, Numbers_AreThoseOfTheShardedModel) {
   Options options;
   options.model = kTiny;
-  std::tie(std::ignore, options.precision, options.grad_accum) = GetParam();
+  std::tie(std::ignore, options.precision, options.grad_accum, options.step_in_backward) = GetParam();
+  options.keep_cast_shard = options.step_in_backward;
   const int world_size = std::get<0>(GetParam());
   const auto planned = memory_plan(options, world_size).engine;
   fsdpp::comm::run_local_world(world_size, [&](auto world) {
-    fsdpp::FullyShardOptions how;
-    if (options.precision == Precision::BF16) {
-      how.mp_policy.param_dtype = at::kBFloat16;
-      how.mp_policy.reduce_dtype = at::kFloat;
-    }
-    const auto mesh = fsdpp::comm::Mesh::shard(world);
-    MiniLLM model(kTiny);
-    for (auto& block : model->blocks) fsdpp::fully_shard(block, mesh, how);
-    fsdpp::fully_shard(model, mesh, how);
+    const auto model = build_model(options, {fsdpp::comm::Mesh::shard(world), world->device(), world->rank(), world->size()});
+    fsdpp::optim::AdamW optimizer(*model);
+    if (options.step_in_backward) optimizer.step_in_backward(*model);
     const auto real = fsdpp::memory_formula(*model, options.grad_accum > 1);
     EXPECT_EQ(planned.shards, real.shards);
+    EXPECT_EQ(planned.cast_shards, real.cast_shards);
     EXPECT_EQ(planned.sharded_gradients, real.sharded_gradients);
     EXPECT_EQ(planned.gathered, real.gathered);
     EXPECT_EQ(planned.gradients, real.gradients);
