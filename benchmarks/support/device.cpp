@@ -5,6 +5,7 @@
 #include <thread>
 
 #if FSDPP_CUDA
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -35,17 +36,22 @@ void describe_gpu(Row& row, c10::Device device) {
 
 AllocatorStats allocator_stats(c10::Device device) {
   if (!device.is_cuda()) return {};
+  at::globalContext().lazyInitDevice(c10::kCUDA);  // the allocator knows no device before
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
   return {stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak, stats.reserved_bytes[kAll].peak, stats.num_device_alloc};
 }
 
 void reset_peak(c10::Device device) {
-  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+  if (!device.is_cuda()) return;
+  at::globalContext().lazyInitDevice(c10::kCUDA);
+  c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
 }
 
 void release_cached(c10::Device device) {
-  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
+  if (!device.is_cuda()) return;
+  at::globalContext().lazyInitDevice(c10::kCUDA);
+  c10::cuda::CUDACachingAllocator::emptyCache();
 }
 
 void synchronize(c10::Device device) {

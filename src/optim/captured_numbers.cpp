@@ -6,8 +6,9 @@
 
 namespace fsdpp::optim {
 
-CapturedNumbers::CapturedNumbers(c10::Device device, size_t launches)
-    : numbers_(at::empty({static_cast<int64_t>(launches) * kSlotBytes}, at::TensorOptions(device).dtype(c10::kByte))) {}
+at::Tensor CapturedNumbers::make_memory(c10::Device device, size_t launches) {
+  return at::empty({static_cast<int64_t>(launches) * kSlotBytes}, at::TensorOptions(device).dtype(c10::kByte));
+}
 
 CapturedNumbers::~CapturedNumbers() {
   try {

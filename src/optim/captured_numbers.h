@@ -3,7 +3,7 @@
 
 #include <array>
 #include <functional>
-#include <vector>
+#include <utility>
 
 #include "fsdpp/cuda/pinned.h"
 #include "fsdpp/cuda/stream.h"
@@ -18,8 +18,9 @@ class CapturedNumbers {
   /// Bytes of one launch's numbers, at most.
   static constexpr int64_t kSlotBytes = kernels::kMaxNumbersBytes;
 
-  /// Room for `launches` of them. REQUIRES: inside the capture, so that the graph keeps the memory.
-  CapturedNumbers(c10::Device device, size_t launches);
+  /// Memory for `launches` of them. REQUIRES: outside a capture: a graph's own memory serves other tensors earlier in the replay.
+  [[nodiscard]] static at::Tensor make_memory(c10::Device device, size_t launches);
+  explicit CapturedNumbers(at::Tensor memory) : numbers_(std::move(memory)) {}
   /// Waits until the last copies are done.
   ~CapturedNumbers();
   CapturedNumbers(const CapturedNumbers&) = delete;

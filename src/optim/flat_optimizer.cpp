@@ -72,7 +72,7 @@ struct FlatOptimizer::Captured {
     Run run;
     Entry* first;  // of its entries, which count alike
   };
-  Captured(c10::Device device, size_t most_launches) : numbers(device, most_launches) {}
+  explicit Captured(at::Tensor memory) : numbers(std::move(memory)) {}
   CapturedNumbers numbers;
   std::vector<Launch> launches;
   std::vector<Update> updates;
@@ -171,6 +171,14 @@ void FlatOptimizer::allocate(const std::vector<Entry*>& entries) {
     state_bytes_ += static_cast<int64_t>(flat.nbytes());
   }
   for (Entry* e : entries) e->allocated = true;
+  if (first.is_cuda() && !numbers_on(first.device())) numbers_.push_back(CapturedNumbers::make_memory(first.device(), entries_.size()));
+}
+
+const at::Tensor* FlatOptimizer::numbers_on(c10::Device device) const {
+  for (const at::Tensor& memory : numbers_) {
+    if (memory.device() == device) return &memory;
+  }
+  return nullptr;
 }
 
 /// Parameters of one storage get their state together, at the first update of any of them.
@@ -242,12 +250,14 @@ void FlatOptimizer::launch(const FlatRange& range, double grad_scale, Captured* 
 }
 
 void FlatOptimizer::step(double grad_scale) {
+  const at::NoGradGuard no_grad;
   std::vector<Entry*> all;
   for (Entry& e : entries_) all.push_back(&e);
   apply(checked_updates(all), grad_scale);
 }
 
 void FlatOptimizer::step_some(const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
   std::vector<Entry*> some;
   for (const at::Tensor& p : parameters) {
     if (const auto it = by_handle_.find(p.unsafeGetTensorImpl()); it != by_handle_.end()) some.push_back(it->second);
@@ -259,7 +269,6 @@ void FlatOptimizer::step_some(const std::vector<at::Tensor>& parameters) {
 void FlatOptimizer::apply(std::vector<Update> updates, double grad_scale) {
   if (updates.empty()) return;
   const trace::Scope scope(trace::Kind::Optimizer, who_);
-  const at::NoGradGuard no_grad;
   const c10::Device device = updates.front().entry->handle.device();
   Captured* captured = nullptr;
   if (cuda::Graph* graph = cuda::Graph::capturing(); graph && cuda::current_stream(device).is_capturing()) {
@@ -292,7 +301,7 @@ void FlatOptimizer::note_updated(const std::vector<Update>& updates) {
 
 FlatOptimizer::Captured& FlatOptimizer::captured_in(cuda::Graph& graph, c10::Device device) {
   if (const auto running = captured_.lock()) return *running;
-  const auto made = std::make_shared<Captured>(device, entries_.size());
+  const auto made = std::make_shared<Captured>(*numbers_on(device));
   captured_ = made;
   graph.before_replay([self = shared_from_this(), made] {
     self->captured_.reset();  // the capture is over

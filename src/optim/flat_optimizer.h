@@ -113,6 +113,8 @@ class FlatOptimizer : public engine::BackwardStepper, public std::enable_shared_
   std::unordered_map<const c10::TensorImpl*, Entry*> by_handle_;
   int64_t state_bytes_ = 0;
   std::vector<std::unique_ptr<StateStage>> stages_;  // by device; goes before the state that it copies
+  [[nodiscard]] const at::Tensor* numbers_on(c10::Device device) const;
+  std::vector<at::Tensor> numbers_;                  // by device: for captured launches
   std::weak_ptr<Captured> captured_;                 // of the running capture; its graph keeps it
 };
 

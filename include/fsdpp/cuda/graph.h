@@ -32,7 +32,8 @@ class FSDPP_API Graph {
   /// What is being captured in this process, or nullptr. Any thread.
   [[nodiscard]] static Graph* capturing() noexcept;
   /// Within capture(): `update` runs on the host before each replay, what it queues on the current stream comes before the replay. For
-  /// numbers that change from replay to replay. Kept as long as the graph.
+  /// numbers that change from replay to replay, in memory that was there before the capture: the graph's own serves several tensors in
+  /// the course of a replay. Kept as long as the graph.
   void before_replay(std::function<void()> update);
 
  private:
