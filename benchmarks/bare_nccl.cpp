@@ -13,7 +13,8 @@ namespace {
 
 void check(const char* call, ncclResult_t result) {
   if (result != ncclSuccess)
-    throw fsdpp::CommError(fsdpp::CommErrc::Backend, std::string("bare loop: ") + call + " failed: " + ncclGetErrorString(result));
+    throw fsdpp::CommError(fsdpp::CommErrc::Backend,
+                           std::string("bare loop: ") + call + " failed: " + ncclGetErrorString(result));
 }
 
 ncclDataType_t to_nccl(c10::ScalarType dtype) {
@@ -51,7 +52,8 @@ class BareNccl final : public BareCollectives {
     check("ncclAllGather", ncclAllGather(in, out, static_cast<size_t>(count), to_nccl(dtype), comm_, stream.handle()));
   }
   void reduce_scatter(void* out, const void* in, int64_t count, c10::ScalarType dtype, fsdpp::cuda::StreamView stream) override {
-    check("ncclReduceScatter", ncclReduceScatter(in, out, static_cast<size_t>(count), to_nccl(dtype), ncclSum, comm_, stream.handle()));
+    check("ncclReduceScatter",
+          ncclReduceScatter(in, out, static_cast<size_t>(count), to_nccl(dtype), ncclSum, comm_, stream.handle()));
   }
   std::string version() const override {
     int code = 0;

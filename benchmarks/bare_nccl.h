@@ -17,7 +17,8 @@ class BareCollectives {
   BareCollectives& operator=(const BareCollectives&) = delete;
   /// `count` elements of each rank; queued on `stream`. Throws fsdpp::CommError.
   virtual void all_gather(void* out, const void* in, int64_t count, c10::ScalarType dtype, fsdpp::cuda::StreamView stream) = 0;
-  virtual void reduce_scatter(void* out, const void* in, int64_t count, c10::ScalarType dtype, fsdpp::cuda::StreamView stream) = 0;
+  virtual void reduce_scatter(void* out, const void* in, int64_t count, c10::ScalarType dtype,
+                              fsdpp::cuda::StreamView stream) = 0;
   /// "2.28.9".
   [[nodiscard]] virtual std::string version() const = 0;
 

@@ -45,7 +45,9 @@ std::optional<Settings> parse(int argc, char** argv) {
   bench::add_device_flag(app, s.device);
   app.add_option("--gather-dtype", s.gather_dtype, "bf16 or fp32")->check(dtypes)->capture_default_str();
   app.add_option("--reduce-dtype", s.reduce_dtype, "bf16 or fp32")->check(dtypes)->capture_default_str();
-  app.add_option("--min-bytes", s.min_bytes, "Smallest whole buffer; sizes grow by 4")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--min-bytes", s.min_bytes, "Smallest whole buffer; sizes grow by 4")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--max-bytes", s.max_bytes, "Largest whole buffer")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--rounds", s.rounds, "Turns of each side")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--calls", s.most_calls, "Calls of a turn, at most")->check(CLI::PositiveNumber)->capture_default_str();
@@ -128,7 +130,8 @@ void wait(const Ranks& r, const fsdpp::comm::Ticket& ticket) {
 void check_values(const Ranks& r, const Settings& s, Case& c) {
   auto right = [&] { return c.op == "all_gather" ? gathered_right(r, c) : reduced_right(r, c); };
   auto refuse = [&](const char* who) {
-    throw fsdpp::Error("bench_collectives: " + std::string(who) + ": wrong values from " + c.op + " of " + bench::bytes_text(c.bytes()));
+    throw fsdpp::Error("bench_collectives: " + std::string(who) + ": wrong values from " + c.op + " of " +
+                       bench::bytes_text(c.bytes()));
   };
   bench::synchronize(r.world.device());
   wait(r, c.ours());
@@ -188,14 +191,23 @@ void measure(Ranks& r, const Settings& s, Case c, const bench::Report& report, b
   const double n = r.world.size();
   auto busbw = [&](double us) { return static_cast<double>(c.bytes()) / us / 1e3 * (n - 1) / n; };
   const auto us = slowest(r, ours.us);
-  bench::Row row{{"op", c.op}, {"dtype", c10::toString(c.dtype)}, {"bytes", c.bytes()}, {"ranks", r.world.size()}, {"calls", calls},
-                 {"rounds", s.rounds}};
+  bench::Row row{{"op", c.op},         {"dtype", c10::toString(c.dtype)},
+                 {"bytes", c.bytes()}, {"ranks", r.world.size()},
+                 {"calls", calls},     {"rounds", s.rounds}};
   bench::put(row, "us", us);
   row["host_us"] = slowest(r, ours.host_us).median;
   row["busbw_GBps"] = busbw(us.median);
   row["ratio_to_link"] = busbw(us.median) / kLinkGBps;
-  std::vector<std::string> cells{c.op, bench::bytes_text(c.bytes()), fixed(us.median, 1), fixed(busbw(us.median), 1),
-                                 fixed(busbw(us.median) / kLinkGBps, 3), fixed(row["host_us"], 1), "-", "-", "-", "-"};
+  std::vector<std::string> cells{c.op,
+                                 bench::bytes_text(c.bytes()),
+                                 fixed(us.median, 1),
+                                 fixed(busbw(us.median), 1),
+                                 fixed(busbw(us.median) / kLinkGBps, 3),
+                                 fixed(row["host_us"], 1),
+                                 "-",
+                                 "-",
+                                 "-",
+                                 "-"};
   if (r.bare != nullptr) {
     const auto bare_us = slowest(r, bare.us);
     bench::put(row, "bare_us", bare_us);
@@ -225,14 +237,16 @@ void run(const Settings& s) {
   auto common = bench::Row{{"bench", "collectives"}, {"machine", bench::machine(world->device())}};
   if (bare) common["machine"]["nccl"] = bare->version();
   const bench::Report report(world->rank() == 0, common);
-  bench::Table table({"op", "bytes", "us", "busbw GB/s", "of 450", "host us", "bare us", "bare GB/s", "bare host us", "bare/ours"});
+  bench::Table table(
+      {"op", "bytes", "us", "busbw GB/s", "of 450", "host us", "bare us", "bare GB/s", "bare host us", "bare/ours"});
   for (const bool gather : {true, false})
     for (int64_t bytes = s.min_bytes; bytes <= s.max_bytes; bytes *= 4) {
       const auto dtype = dtype_of(gather ? s.gather_dtype : s.reduce_dtype);
       const auto count = std::max<int64_t>(1, bytes / world->size() / static_cast<int64_t>(c10::elementSize(dtype)));
       measure(ranks, s, gather ? gather_case(ranks, dtype, count) : reduce_case(ranks, dtype, count), report, table);
     }
-  report.line(std::to_string(world->size()) + " ranks, " + s.device + "; slowest rank, median of " + std::to_string(s.rounds) + " rounds");
+  report.line(std::to_string(world->size()) + " ranks, " + s.device + "; slowest rank, median of " + std::to_string(s.rounds) +
+              " rounds");
   report.table(table);
 }
 

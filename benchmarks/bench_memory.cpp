@@ -1,12 +1,12 @@
-// Peak memory of training steps of MiniLLM beside the printed formula, and whether the steady state asks the device for memory. By shape:
-// resharding after forward, keeping gathered parameters, accumulating gradients, recomputing activations. One JSON object a row, then a
-// table; fails if a figure is off.
+// Peak memory of training steps of MiniLLM beside the printed formula, and whether the steady state asks the device for memory.
+// By shape: resharding after forward, keeping gathered parameters, accumulating gradients, recomputing activations. One JSON
+// object a row, then a table; fails if a figure is off.
 //
 // Formulas. formula_bytes: engine (fsdpp::memory_formula of the model) + optimizer (twice the shards) + unsharded gradients +
-// activations, as minillm --dry-run prints; the engine's part must equal what the dry run computes from sizes alone. peak_bytes (CUDA):
-// most bytes of tensors at once in the steps after the model was built, by LibTorch's allocator; goal: formula ± 1 %. resident_bytes:
-// between steps; resident_formula: shards + optimizer + reserved_buffer_bytes. device_allocs: cudaMalloc calls in the steps after the
-// second; goal 0. On the CPU, where no allocator counts, the engine's own figures alone are compared.
+// activations, as minillm --dry-run prints; the engine's part must equal what the dry run computes from sizes alone. peak_bytes
+// (CUDA): most bytes of tensors at once in the steps after the model was built, by LibTorch's allocator; goal: formula ± 1 %.
+// resident_bytes: between steps; resident_formula: shards + optimizer + reserved_buffer_bytes. device_allocs: cudaMalloc calls in
+// the steps after the second; goal 0. On the CPU, where no allocator counts, the engine's own figures alone are compared.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
@@ -37,7 +37,8 @@ std::optional<Settings> parse(int argc, char** argv) {
   CLI::App app("Peak memory of MiniLLM beside the printed formula.", "bench_memory");
   bench::add_device_flag(app, s.device);
   app.add_option("--shapes", s.shapes, "seed, half, launch, tiny; by commas")->delimiter(',')->capture_default_str();
-  app.add_option("--tolerance", s.tolerance, "How far peak and formula may be apart, as a part of the formula")->capture_default_str();
+  app.add_option("--tolerance", s.tolerance, "How far peak and formula may be apart, as a part of the formula")
+      ->capture_default_str();
   app.add_flag("--spoil", s.spoil, "Test aid: a formula of 1.05 times, which then has to be off");
   if (!bench::parse(app, argc, argv)) return std::nullopt;
   return s;
@@ -143,7 +144,9 @@ Figures measure(const Case& c, const minillm::Place& place) {
 std::string verdict(const Settings& s, const Figures& f) {
   std::string text;
   auto add = [&](const std::string& what) { text += (text.empty() ? "" : "; ") + what; };
-  auto off = [&](double measured, double formula) { return std::abs(measured / (formula * (s.spoil ? 1.05 : 1.0)) - 1) > s.tolerance; };
+  auto off = [&](double measured, double formula) {
+    return std::abs(measured / (formula * (s.spoil ? 1.05 : 1.0)) - 1) > s.tolerance;
+  };
   const auto limit = " off by more than " + fixed(100 * s.tolerance, 1) + " %";
   const auto buffers = f.engine.gathered + f.engine.gradients + f.engine.staging;
   if (f.reserved > buffers) add("more buffers than the formula's");
@@ -162,21 +165,32 @@ void report_case(const Settings& s, const Case& c, const Figures& f, const bench
   const bool cuda = s.device == "cuda";
   auto gb = [](int64_t bytes) { return fixed(static_cast<double>(bytes) / 1e9, 3); };
   auto ratio = [](int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(b); };
-  bench::Row row{{"shape", c.shape}, {"case", c.name}, {"batch", c.options.batch}, {"seq", c.options.seq}, {"formula_bytes", f.formula},
-                 {"engine_bytes", f.engine.total()}, {"reserved_buffer_bytes", f.reserved}, {"ok", wrong.empty()}};
+  bench::Row row{{"shape", c.shape},
+                 {"case", c.name},
+                 {"batch", c.options.batch},
+                 {"seq", c.options.seq},
+                 {"formula_bytes", f.formula},
+                 {"engine_bytes", f.engine.total()},
+                 {"reserved_buffer_bytes", f.reserved},
+                 {"ok", wrong.empty()}};
   if (cuda)
-    row.update({{"peak_bytes", f.peak}, {"peak_to_formula", ratio(f.peak, f.formula)}, {"resident_bytes", f.resident},
-                {"resident_formula", f.resident_formula}, {"device_allocs", f.device_allocs}});
+    row.update({{"peak_bytes", f.peak},
+                {"peak_to_formula", ratio(f.peak, f.formula)},
+                {"resident_bytes", f.resident},
+                {"resident_formula", f.resident_formula},
+                {"device_allocs", f.device_allocs}});
   if (!wrong.empty()) row["wrong"] = wrong;
   report.row(row);
-  table.add({c.shape + ", " + c.name, cuda ? gb(f.peak) : "-", gb(f.formula), cuda ? fixed(ratio(f.peak, f.formula), 4) : "-", cuda ? gb(f.resident) : "-",
-             gb(f.resident_formula), gb(f.reserved), cuda ? std::to_string(f.device_allocs) : "-", wrong.empty() ? "ok" : wrong});
+  table.add({c.shape + ", " + c.name, cuda ? gb(f.peak) : "-", gb(f.formula), cuda ? fixed(ratio(f.peak, f.formula), 4) : "-",
+             cuda ? gb(f.resident) : "-", gb(f.resident_formula), gb(f.reserved), cuda ? std::to_string(f.device_allocs) : "-",
+             wrong.empty() ? "ok" : wrong});
 }
 
 bool run(const Settings& s) {
   const auto cases = cases_of(s);
   const auto place = minillm::find_place(cases.front().options);
-  const bench::Report report(place.rank == 0, {{"bench", "memory"}, {"world", place.world_size}, {"machine", bench::machine(place.device)}});
+  const bench::Report report(place.rank == 0,
+                             {{"bench", "memory"}, {"world", place.world_size}, {"machine", bench::machine(place.device)}});
   bench::Table table({"case", "peak GB", "formula GB", "ratio", "resident GB", "its formula", "buffers GB", "cudaMallocs", ""});
   bool good = true;
   for (const auto& c : cases) {

@@ -1,19 +1,25 @@
-// Time, memory and use of the device of a training step of MiniLLM, by variants in turns within one process: sharded by fsdpp, plain
-// LibTorch without sharding, and so on (step_variants.h). One JSON object a row, then a table. All variants start from the same weights
-// and take the same random tokens; before timing, their first losses are compared.
+// Time, memory and use of the device of a training step of MiniLLM, by variants in turns within one process: sharded by fsdpp,
+// plain LibTorch without sharding, and so on (step_variants.h). One JSON object a row, then a table. All variants start from the
+// same weights and take the same random tokens; before timing, their first losses are compared.
 //
-// Formulas. step_ms: wall time from before a step to the device's end of it, as in the Python peer; median over all turns, of the slowest
-// rank. host_ms: until the calls returned. flow_ms: steps in a row without waiting between them. tokens_per_s: of one rank, from step_ms.
-// mfu_989: flops / step_ms / 989 TFLOP/s, flops = (6·(parameters − embedding) + 12·layers·dim·seq)·tokens. mfu_products: the same against
-// the rate of the step's own matrix products, timed alone in this run on values of unit variance. peak_bytes: most bytes of tensors at
-// once in the steps before timing, without what the other variants hold. device_allocs: cudaMalloc calls in all timed steps.
+// Formulas. step_ms: wall time from before a step to the device's end of it, as in the Python peer; median over all turns, of the
+// slowest rank. host_ms: until the calls returned. flow_ms: steps in a row without waiting between them. tokens_per_s: of one
+// rank, from step_ms. mfu_989: flops / step_ms / 989 TFLOP/s, flops = (6·(parameters − embedding) + 12·layers·dim·seq)·tokens.
+// mfu_products: the same against the rate of the step's own matrix products, timed alone in this run on values of unit variance.
+// peak_bytes: most bytes of tensors at once in the steps before timing, without what the other variants hold. device_allocs:
+// cudaMalloc calls in all timed steps.
+//
+// --simulate-ranks W: this process plays rank 0 of W on a modelled network (fsdpp/comm/simulated_world.h), with the buffers of W
+// ranks. exposed_ms: step_ms less that of the same steps, in turns with them, on a network that takes no time; communication_ms:
+// the model's delays in a step; overlap: 1 - exposed / communication. Values are not those of training, so losses are not
+// compared.
 #include <ATen/ops/empty.h>
 
 #include <cmath>
 #include <iostream>
 #include <map>
 
-#include "fsdpp/comm/world.h"
+#include "fsdpp/comm/simulated_world.h"
 #include "product_rate.h"
 #include "shapes.h"
 #include "step_variants.h"
@@ -36,12 +42,16 @@ struct Settings {
   int turns = 3, steps = 10, warmup = kComparedSteps;
   double product_ms = 100;
   bool products = true, spoil = false;
+  fsdpp::comm::SimulatedOptions fabric{.ranks = 0};  // 0: no simulation
+  double bandwidth = 370, latency = 5, node_bandwidth = 50, node_latency = 15;
 };
 
 void add_flags(CLI::App& app, Settings& s) {
   auto& o = s.model;
   bench::add_device_flag(app, s.device);
-  app.add_option("--shape", s.shape, "seed (735 M parameters, 8 x 1024 tokens), half (dim 1024), launch (24 layers of 256, 1 x 64) or tiny; the flags below change it")
+  app.add_option("--shape", s.shape,
+                 "seed (735 M parameters, 8 x 1024 tokens), half (dim 1024), launch (24 layers of 256, 1 x 64) or tiny; the "
+                 "flags below change it")
       ->capture_default_str();
   app.add_option("--vocab", o.model.vocab, "Token ids");
   app.add_option("--dim", o.model.dim, "Width");
@@ -53,10 +63,27 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--precision", s.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_option("--variants", s.variants, "Names, separated by commas; all if not given")->delimiter(',');
   app.add_option("--turns", s.turns, "Turns of each variant")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steps", s.steps, "Steps of a turn, once waiting after each and once in a row")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steps", s.steps, "Steps of a turn, once waiting after each and once in a row")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--warmup", s.warmup, "Steps before timing")->check(CLI::Range(kComparedSteps, 1000))->capture_default_str();
   app.add_flag("!--no-products", s.products, "Don't time the matrix products alone");
   app.add_option("--product-ms", s.product_ms, "How long each product is repeated")->capture_default_str();
+  app.add_option("--simulate-ranks", s.fabric.ranks, "Play rank 0 of so many on a modelled network")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--bandwidth", s.bandwidth, "Of the simulated network within a node, GB/s each way")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--latency", s.latency, "Of a step of a collective within a node, us")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--node-bandwidth", s.node_bandwidth, "Between nodes, GB/s for each rank")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--node-latency", s.node_latency, "Between nodes, us")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--ranks-per-node", s.fabric.ranks_per_node, "Of the simulated network")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_flag("--spoil", s.spoil, "Test aid: change one loss before the comparison, which then has to fail");
 }
 
@@ -81,7 +108,10 @@ std::optional<Settings> parse(int argc, char** argv) {
   s.model.synthetic = true;
   if (s.variants.empty())
     for (const auto& v : bench::step_variants())
-      if (s.model.cuda || !v.cuda_only) s.variants.push_back(v.name);
+      if ((s.model.cuda || !v.cuda_only) && (s.fabric.ranks == 0 || v.sharded)) s.variants.push_back(v.name);
+  s.fabric.device = s.model.cuda ? c10::kCUDA : c10::kCPU;
+  s.fabric.within = {.bytes_per_s = s.bandwidth * 1e9, .latency_s = s.latency * 1e-6};
+  s.fabric.between = {.bytes_per_s = s.node_bandwidth * 1e9, .latency_s = s.node_latency * 1e-6};
   return s;
 }
 
@@ -98,9 +128,14 @@ std::vector<minillm::Batch> make_batches(const minillm::Options& options, const 
   return batches;
 }
 
+struct Samples {
+  std::vector<double> wall, host, flow;
+};
+
 class Entry {
  public:
-  Entry(const bench::Variant& variant, const Settings& settings, const minillm::Place& place, const std::vector<minillm::Batch>& batches)
+  Entry(const bench::Variant& variant, const Settings& settings, const minillm::Place& place,
+        const std::vector<minillm::Batch>& batches)
       : variant_(variant), device_(place.device), batches_(batches) {
     bench::synchronize(device_);
     const auto before = bench::allocator_stats(device_).allocated;
@@ -113,7 +148,7 @@ class Entry {
     resident_ = after.allocated - before;
   }
 
-  void turn(int steps) {
+  void turn(int steps, Samples& samples) {
     const auto allocs = bench::allocator_stats(device_).device_allocs;
     for (int i = 0; i < steps; ++i) {
       bench::synchronize(device_);
@@ -121,14 +156,14 @@ class Entry {
       const auto loss = next();
       const auto issued = Clock::now();
       bench::synchronize(device_);
-      wall_.push_back(bench::milliseconds(Clock::now() - start));
-      host_.push_back(bench::milliseconds(issued - start));
+      samples.wall.push_back(bench::milliseconds(Clock::now() - start));
+      samples.host.push_back(bench::milliseconds(issued - start));
     }
     const auto start = Clock::now();
     at::Tensor loss;
     for (int i = 0; i < steps; ++i) loss = next();
     bench::synchronize(device_);
-    flow_.push_back(bench::milliseconds(Clock::now() - start) / steps);
+    samples.flow.push_back(bench::milliseconds(Clock::now() - start) / steps);
     allocs_ += bench::allocator_stats(device_).device_allocs - allocs;
     losses_.push_back(loss.item<double>());
   }
@@ -136,12 +171,13 @@ class Entry {
   [[nodiscard]] const bench::Variant& variant() const { return variant_; }
   [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
   void spoil() { losses_.front() *= 1.05; }
-  [[nodiscard]] const std::vector<double>& wall() const { return wall_; }
-  [[nodiscard]] const std::vector<double>& host() const { return host_; }
-  [[nodiscard]] const std::vector<double>& flow() const { return flow_; }
   [[nodiscard]] int64_t peak() const { return peak_; }
   [[nodiscard]] int64_t resident() const { return resident_; }
   [[nodiscard]] int64_t allocs() const { return allocs_; }
+
+  Samples samples;
+  Samples without_delays;  ///< on a simulated network
+  double wire_ms = 0;      ///< the model's delays of all timed steps
 
  private:
   at::Tensor next() { return stepper_->step(batches_[static_cast<size_t>(steps_++) % batches_.size()]); }
@@ -150,11 +186,12 @@ class Entry {
   c10::Device device_;
   const std::vector<minillm::Batch>& batches_;
   std::unique_ptr<bench::Stepper> stepper_;
-  std::vector<double> losses_, wall_, host_, flow_;
+  std::vector<double> losses_;
   int64_t peak_ = 0, resident_ = 0, allocs_ = 0, steps_ = 0;
 };
 
-/// Equal weights and tokens give equal losses but for rounding: of all first steps on one rank, of the first where others' gradients join.
+/// Equal weights and tokens give equal losses but for rounding: of all first steps on one rank, of the first where others'
+/// gradients join.
 void compare_losses(const Settings& s, int world, const std::vector<std::unique_ptr<Entry>>& entries) {
   if (s.spoil) entries.front()->spoil();
   const double tolerance = s.model.precision == minillm::Precision::BF16 ? 1e-2 : 1e-4;
@@ -164,8 +201,8 @@ void compare_losses(const Settings& s, int world, const std::vector<std::unique_
     if (reference == nullptr) reference = e.get();
     for (size_t i = 0; i < (world == 1 ? kComparedSteps : 1); ++i)
       if (const double a = reference->losses()[i], b = e->losses()[i]; std::abs(a - b) > tolerance * std::abs(a))
-        throw fsdpp::Error("bench_step: step " + std::to_string(i) + ": loss " + fixed(b, 5) + " of " + e->variant().name + " differs from " +
-                           fixed(a, 5) + " of " + reference->variant().name);
+        throw fsdpp::Error("bench_step: step " + std::to_string(i) + ": loss " + fixed(b, 5) + " of " + e->variant().name +
+                           " differs from " + fixed(a, 5) + " of " + reference->variant().name);
   }
 }
 
@@ -180,6 +217,7 @@ struct Context {
   const Settings& settings;
   const minillm::Place& place;
   const bench::Report& report;
+  bool simulated;
   std::optional<bench::ProductRate> products;
 
   [[nodiscard]] double tokens() const { return static_cast<double>(settings.model.batch * settings.model.seq); }
@@ -189,8 +227,24 @@ struct Context {
   }
 };
 
+bench::Row simulated_row(const Context& c, const Entry& entry, double step_ms) {
+  const double without = bench::spread_of(entry.without_delays.wall).median;
+  const double exposed = step_ms - without;
+  const double communication =
+      entry.wire_ms / (4.0 * c.settings.turns * c.settings.steps);  // in a row or not, with delays or not
+  c.report.line(entry.variant().name + " on " + std::to_string(c.place.world_size) + " simulated ranks: exposed communication " +
+                fixed(exposed, 3) + " ms of a step of " + fixed(step_ms, 3) + " ms (" + fixed(100 * exposed / step_ms, 2) +
+                " %); on the wire by the model " + fixed(communication, 3) + " ms, hidden " +
+                fixed(100 * (1 - exposed / communication), 1) + " %");
+  return {{"simulated_ranks", c.place.world_size},      {"bandwidth_GBps", c.settings.bandwidth},
+          {"latency_us", c.settings.latency},           {"node_bandwidth_GBps", c.settings.node_bandwidth},
+          {"node_latency_us", c.settings.node_latency}, {"ranks_per_node", c.settings.fabric.ranks_per_node},
+          {"step_ms_without_delays", without},          {"exposed_ms", exposed},
+          {"communication_ms", communication},          {"overlap", 1 - exposed / communication}};
+}
+
 void report_entry(const Context& c, const Entry& entry, std::map<std::string, double>& medians, bench::Table& table) {
-  const auto ms = c.slowest(entry.wall()), host = c.slowest(entry.host()), flow = c.slowest(entry.flow());
+  const auto ms = c.slowest(entry.samples.wall), host = c.slowest(entry.samples.host), flow = c.slowest(entry.samples.flow);
   medians[entry.variant().name] = ms.median;
   const double rate = c.flops() / ms.median * 1e3;
   bench::Row row{{"variant", entry.variant().name}, {"what", entry.variant().what}, {"samples", ms.count}};
@@ -207,47 +261,86 @@ void report_entry(const Context& c, const Entry& entry, std::map<std::string, do
   row["last_loss"] = entry.losses().back();
   const auto plain = medians.find("plain");
   if (plain != medians.end()) row["ratio_to_plain"] = ms.median / plain->second;
+  if (c.simulated) row.update(simulated_row(c, entry, ms.median));
   c.report.row(row);
-  table.add({entry.variant().name, fixed(ms.median, 2), fixed(ms.min, 2) + ".." + fixed(ms.max, 2), fixed(flow.median, 2), fixed(host.median, 2),
-             fixed(row["tokens_per_s"], 0), c.settings.model.cuda ? fixed(rate / kPeakFlops, 3) : "-",
+  table.add({entry.variant().name, fixed(ms.median, 2), fixed(ms.min, 2) + ".." + fixed(ms.max, 2), fixed(flow.median, 2),
+             fixed(host.median, 2), fixed(row["tokens_per_s"], 0), c.settings.model.cuda ? fixed(rate / kPeakFlops, 3) : "-",
              c.products ? fixed(rate / c.products->flops_per_s, 3) : "-", fixed(static_cast<double>(entry.peak()) / 1e9, 2),
              std::to_string(entry.allocs()), plain != medians.end() ? fixed(ms.median / plain->second, 3) : "-"});
 }
 
 void report_products(Context& c) {
   const auto dtype = c.settings.model.precision == minillm::Precision::BF16 ? at::kBFloat16 : at::kFloat;
-  c.products = bench::product_rate(c.settings.model.model, c.settings.model.batch * c.settings.model.seq, c.place.device, dtype, c.settings.product_ms);
-  c.report.row({{"variant", "products alone"}, {"ms_per_step", c.products->ms_per_step}, {"tflops", c.products->flops_per_s / 1e12}});
-  c.report.line("matrix products of a step, alone: " + fixed(c.products->ms_per_step, 2) + " ms, " + fixed(c.products->flops_per_s / 1e12, 0) + " TFLOP/s");
+  c.products = bench::product_rate(c.settings.model.model, c.settings.model.batch * c.settings.model.seq, c.place.device, dtype,
+                                   c.settings.product_ms);
+  c.report.row(
+      {{"variant", "products alone"}, {"ms_per_step", c.products->ms_per_step}, {"tflops", c.products->flops_per_s / 1e12}});
+  c.report.line("matrix products of a step, alone: " + fixed(c.products->ms_per_step, 2) + " ms, " +
+                fixed(c.products->flops_per_s / 1e12, 0) + " TFLOP/s");
 }
 
 bench::Row common_of(const Settings& s, const minillm::Place& place) {
   const auto& m = s.model.model;
-  return {{"bench", "step"}, {"shape", s.shape}, {"world", place.world_size}, {"device", s.device},
-          {"precision", s.model.precision == minillm::Precision::BF16 ? "bf16" : "fp32"}, {"parameters", minillm::parameter_count(m)},
-          {"vocab", m.vocab}, {"dim", m.dim}, {"layers", m.layers}, {"heads", m.heads}, {"recompute", m.recompute}, {"batch", s.model.batch},
-          {"seq", s.model.seq}, {"machine", bench::machine(place.device)}};
+  return {{"bench", "step"},
+          {"shape", s.shape},
+          {"world", place.world_size},
+          {"device", s.device},
+          {"precision", s.model.precision == minillm::Precision::BF16 ? "bf16" : "fp32"},
+          {"parameters", minillm::parameter_count(m)},
+          {"vocab", m.vocab},
+          {"dim", m.dim},
+          {"layers", m.layers},
+          {"heads", m.heads},
+          {"recompute", m.recompute},
+          {"batch", s.model.batch},
+          {"seq", s.model.seq},
+          {"machine", bench::machine(place.device)}};
+}
+
+struct Where {
+  minillm::Place place;
+  std::shared_ptr<fsdpp::comm::SimulatedWorld> simulated;
+};
+
+Where find_place(const Settings& s) {
+  if (s.fabric.ranks == 0) return {minillm::find_place(s.model), nullptr};
+  auto world = fsdpp::comm::SimulatedWorld::make(s.fabric);
+  return {{fsdpp::comm::Mesh::shard(world), world->device(), 0, world->size()}, world};
+}
+
+void take_turns(const Settings& s, const std::vector<std::unique_ptr<Entry>>& entries, fsdpp::comm::SimulatedWorld* simulated) {
+  for (int turn = 0; turn < s.turns; ++turn)
+    for (const auto& entry : entries) {
+      if (simulated != nullptr) simulated->reset_use();
+      entry->turn(s.steps, entry->samples);
+      if (simulated == nullptr) continue;
+      simulated->set_delays(false);
+      entry->turn(s.steps, entry->without_delays);
+      simulated->set_delays(true);
+      for (const auto& [name, use] : simulated->use()) entry->wire_ms += use.seconds * 1e3;
+    }
 }
 
 void run(const Settings& s) {
-  const auto place = minillm::find_place(s.model);
+  const auto [place, simulated] = find_place(s);
   const bench::Report report(place.rank == 0, common_of(s, place));
-  Context context{s, place, report, {}};
+  Context context{s, place, report, simulated != nullptr, {}};
   const auto batches = make_batches(s.model, place, 4);
   std::vector<std::unique_ptr<Entry>> entries;
   for (const auto& name : s.variants) entries.push_back(std::make_unique<Entry>(bench::step_variant(name), s, place, batches));
   check_finite(entries);
-  compare_losses(s, place.world_size, entries);
-  for (int turn = 0; turn < s.turns; ++turn)
-    for (auto& entry : entries) entry->turn(s.steps);
+  if (simulated == nullptr) compare_losses(s, place.world_size, entries);
+  take_turns(s, entries, simulated.get());
   check_finite(entries);
   if (s.products) report_products(context);
   std::map<std::string, double> medians;
   for (const auto& e : entries)
-    if (e->variant().name == "plain") medians["plain"] = context.slowest(e->wall()).median;
-  bench::Table table({"variant", "step ms", "min..max", "flow ms", "host ms", "tokens/s", "MFU 989", "MFU products", "peak GB", "cudaMallocs", "to plain"});
+    if (e->variant().name == "plain") medians["plain"] = context.slowest(e->samples.wall).median;
+  bench::Table table({"variant", "step ms", "min..max", "flow ms", "host ms", "tokens/s", "MFU 989", "MFU products", "peak GB",
+                      "cudaMallocs", "to plain"});
   for (const auto& entry : entries) report_entry(context, *entry, medians, table);
-  report.line("shape " + s.shape + ", " + std::to_string(place.world_size) + (place.world_size == 1 ? " rank" : " ranks"));
+  report.line("shape " + s.shape + ", " + std::to_string(place.world_size) + (simulated ? " simulated" : "") +
+              (place.world_size == 1 ? " rank" : " ranks"));
   report.table(table);
 }
 

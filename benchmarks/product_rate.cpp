@@ -29,13 +29,15 @@ double milliseconds_of(c10::Device device, double least, const std::function<voi
 
 }  // namespace
 
-ProductRate product_rate(const minillm::ModelConfig& model, int64_t tokens, c10::Device device, c10::ScalarType dtype, double milliseconds_each) {
+ProductRate product_rate(const minillm::ModelConfig& model, int64_t tokens, c10::Device device, c10::ScalarType dtype,
+                         double milliseconds_each) {
   const at::NoGradGuard no_grad;
   const auto d = model.dim;
   struct Product {
     int64_t in, out, times;
   };
-  const Product products[] = {{d, 3 * d, model.layers}, {d, d, model.layers}, {d, 4 * d, model.layers}, {4 * d, d, model.layers}, {d, model.vocab, 1}};
+  const Product products[] = {
+      {d, 3 * d, model.layers}, {d, d, model.layers}, {d, 4 * d, model.layers}, {4 * d, d, model.layers}, {d, model.vocab, 1}};
   const auto how = at::TensorOptions().dtype(dtype).device(device);
   ProductRate rate;
   double flops = 0;

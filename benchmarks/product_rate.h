@@ -13,7 +13,7 @@ struct ProductRate {
 };
 
 /// Values of unit variance; each product repeated for `milliseconds_each`, so that clocks settle.
-[[nodiscard]] ProductRate product_rate(const minillm::ModelConfig& model, int64_t tokens, c10::Device device, c10::ScalarType dtype,
-                                       double milliseconds_each);
+[[nodiscard]] ProductRate product_rate(const minillm::ModelConfig& model, int64_t tokens, c10::Device device,
+                                       c10::ScalarType dtype, double milliseconds_each);
 
 }  // namespace bench

@@ -24,7 +24,7 @@ def peer_name(args):
 
 def row_of(o):
     """(shape, ranks, name, ms, peak GB), or nothing for other objects."""
-    if o.get("bench") == "step" and "step_ms" in o:
+    if o.get("bench") == "step" and "step_ms" in o and "simulated_ranks" not in o:
         shape = f"{o['parameters'] / 1e6:.0f}M, {o['batch']}x{o['seq']}"
         name = "fsdpp" if o["variant"] == "sharded" else o["variant"].replace("sharded-", "fsdpp ")
         return shape, o["world"], name, o["step_ms"], o["peak_bytes"] / 1e9

@@ -100,7 +100,9 @@ PlainMiniLLM make_plain(const Setup& setup) {
   const auto model = minillm::build_model(setup.options, alone(setup.place));  // for its weights alone
   std::map<std::string, at::Tensor> weights;
   for (const auto& item : model->named_parameters()) weights[item.key()] = item.value();
-  PlainConfig config{.layers = setup.options.model.layers, .heads = setup.options.model.heads, .lr = setup.options.lr,
+  PlainConfig config{.layers = setup.options.model.layers,
+                     .heads = setup.options.model.heads,
+                     .lr = setup.options.lr,
                      .eps = setup.options.adam_eps};
   config.dtype = setup.options.precision == Precision::BF16 ? at::kBFloat16 : at::kFloat;
   return {config, weights};
@@ -117,7 +119,8 @@ class PlainStepper final : public Stepper {
 
 class PlainGraphStepper final : public Stepper {
  public:
-  explicit PlainGraphStepper(const Setup& setup) : model_(make_plain(setup)), graph_(model_, setup.batch.inputs, setup.batch.targets) {}
+  explicit PlainGraphStepper(const Setup& setup)
+      : model_(make_plain(setup)), graph_(model_, setup.batch.inputs, setup.batch.targets) {}
   at::Tensor step(const Batch& batch) override { return graph_.step(batch.inputs, batch.targets); }
 
  private:

@@ -15,20 +15,20 @@ namespace bench {
 class Stepper {
  public:
   virtual ~Stepper() = default;
-  /// Queues one optimizer step on `batch`. Returns the loss, a scalar on the device that holds until the next step. Collective where
-  /// the variant is sharded.
+  /// Queues one optimizer step on `batch`. Returns the loss, a scalar on the device that holds until the next step. Collective
+  /// where the variant is sharded.
   virtual at::Tensor step(const minillm::Batch& batch) = 0;
 };
 
 struct Setup {
   const minillm::Options& options;
-  const minillm::Place& place;      ///< with a mesh
-  const minillm::Batch& batch;      ///< one to capture with; steps on it may be taken
+  const minillm::Place& place;  ///< with a mesh
+  const minillm::Batch& batch;  ///< one to capture with; steps on it may be taken
 };
 
 struct Variant {
   std::string name, what;
-  bool sharded = false;    ///< else every rank trains alone
+  bool sharded = false;  ///< else every rank trains alone
   bool cuda_only = false;
   int steps_when_made = 0;  ///< optimizer steps that `make` takes on the way, so that losses don't start at the first
   std::function<std::unique_ptr<Stepper>(const Setup&)> make;

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # On a machine with one GPU: a training step of MiniLLM by fsdpp, by plain LibTorch and by PyTorch FSDP2 in turns in the same call, at
 # the seed's shape and at a launch-bound one, beside the limit of the seed's shape. Prints a short table last, with ratios.
-# Parts: build seed launch memory limit (default: all). VARIANTS: those of bench_step, by commas (default all).
+# Parts: build seed launch memory limit (default), fabric (exposed communication on simulated networks of 8, 64 and 1,024 ranks).
+# VARIANTS: those of bench_step, by commas (default all).
 # Usage: [VARIANTS=sharded,plain] scripts/bench_speed.sh [PART…]
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -35,6 +36,12 @@ has build && build_with_cuda bench_step bench_memory
 has seed && shape seed --steps 20
 has launch && shape launch --dim 256 --heads 8 --layers 24 --vocab 1024 --batch 1 --seq 64 --steps 40
 has memory && step "peak memory beside the formula" 100 "$BUILD/bin/bench_memory" --device cuda && grep -v '^{' "$(log_of "peak memory beside the formula")"
+if has fabric; then
+  for ranks in 8 64 1024; do
+    step "seed shape on $ranks simulated ranks" 90 "$bench_step" --device cuda --simulate-ranks $ranks --turns 2 --no-products
+    grep -h 'simulated ranks:' "$(log_of "seed shape on $ranks simulated ranks")"
+  done
+fi
 has limit && step "limit, seed shape" 60 python3 benchmarks/peers/limit.py
 python3 benchmarks/speed_table.py "$OUT/log.txt" | tee "$OUT/table.txt"
 finish

@@ -109,7 +109,9 @@ at::Tensor PlainGraph::step(const at::Tensor& inputs, const at::Tensor& targets)
 }
 #else
 struct PlainGraph::Graph {};
-PlainGraph::PlainGraph(PlainMiniLLM&, const at::Tensor&, const at::Tensor&) { throw std::runtime_error("a CUDA graph needs a build with CUDA"); }
+PlainGraph::PlainGraph(PlainMiniLLM&, const at::Tensor&, const at::Tensor&) {
+  throw std::runtime_error("a CUDA graph needs a build with CUDA");
+}
 at::Tensor PlainGraph::step(const at::Tensor&, const at::Tensor&) { return loss_; }
 #endif
 

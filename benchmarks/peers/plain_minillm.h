@@ -1,6 +1,7 @@
 #pragma once
-// The peer without sharding: MiniLLM in plain LibTorch operations on one device, 16-bit weights beside fp32 masters, LibTorch's own
-// fused AdamW; eager, or the whole step in one CUDA graph. What a sharding engine could at best add nothing to. Independent of fsdpp.
+// The peer without sharding: MiniLLM in plain LibTorch operations on one device, 16-bit weights beside fp32 masters, LibTorch's
+// own fused AdamW; eager, or the whole step in one CUDA graph. What a sharding engine could at best add nothing to. Independent
+// of fsdpp.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -47,6 +47,8 @@ class StreamTimer {
   std::chrono::steady_clock::time_point start_{}, stop_{};
 };
 
-[[nodiscard]] inline double milliseconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double, std::milli>(d).count(); }
+[[nodiscard]] inline double milliseconds(std::chrono::steady_clock::duration d) {
+  return std::chrono::duration<double, std::milli>(d).count();
+}
 
 }  // namespace bench

@@ -19,7 +19,8 @@ size_t width_of(const std::string& text) {
 
 void Table::add(std::vector<std::string> row) {
   if (row.size() != rows_.front().size())
-    throw std::invalid_argument("Table::add: expected " + std::to_string(rows_.front().size()) + " columns, got " + std::to_string(row.size()));
+    throw std::invalid_argument("Table::add: expected " + std::to_string(rows_.front().size()) + " columns, got " +
+                                std::to_string(row.size()));
   rows_.push_back(std::move(row));
 }
 
