@@ -112,7 +112,8 @@ fsdpp::profiler::Schedule profile_schedule(int64_t steps) {
   return {.wait = before - warmup, .warmup = warmup, .active = active, .repeat = 1};
 }
 
-Profile::Profile(const Options& options, const Place& place) : options_(options), place_(place) {
+Profile::Profile(const Options& options, const Place& place, KnownMemory known_memory)
+    : options_(options), place_(place) {
   if (options.profile.empty() || options.steps == 0) return;
   std::error_code error;
   std::filesystem::create_directories(options.profile, error);
@@ -123,6 +124,7 @@ Profile::Profile(const Options& options, const Place& place) : options_(options)
   how.record_shapes = how.with_flops = how.profile_memory = true;
   how.schedule = prof::Options::by(profile_schedule(options.steps));
   if (!options.cuda) how.activities = {prof::Activity::Cpu};
+  how.known_memory = std::move(known_memory);
   how.on_trace_ready = [this](prof::Profiler&) { traced_ = true; };
   profiler_ = std::make_unique<prof::Profiler>(how);
   profiler_->add_metadata("program", std::string("minillm"));

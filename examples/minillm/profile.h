@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +16,9 @@ namespace minillm {
 /// collective.
 class Profile {
  public:
-  Profile(const Options& options, const Place& place);
+  using KnownMemory = std::function<std::vector<fsdpp::profiler::MemoryEvent>()>;
+  /// `known_memory`: what is allocated already when the window begins.
+  Profile(const Options& options, const Place& place, KnownMemory known_memory);
   void start();
   /// After each step.
   void step();

@@ -17,6 +17,7 @@
 #include "fsdpp/base/rank_env.h"
 #include "fsdpp/checkpoint/full_state.h"
 #include "fsdpp/optim/clip_grad_norm.h"
+#include "fsdpp/profiler/known_memory.h"
 #include "text.h"
 
 namespace minillm {
@@ -142,9 +143,25 @@ Trainer::Trainer(const Options& options, Place place)
       loader_(make_batches(options, place_), {options.batch, options.seq, place_.rank, place_.world_size},
               options.steps * options.grad_accum, place_.device),
       report_(report_options()),
-      profile_(options, place_) {
+      profile_(options, place_, [this] { return known_memory(); }) {
   if (options_.step_in_backward) optimizer_.step_in_backward(*model_);
   if (options_.graph) graph_.emplace(*model_, [this] { return train_step(); });
+}
+
+std::vector<fsdpp::profiler::MemoryEvent> Trainer::known_memory() const {
+  using Category = fsdpp::profiler::MemoryEvent::Category;
+  std::vector<at::Tensor> parameters, gradients, states;
+  for (const auto& parameter : model_->parameters()) {
+    const auto state = optimizer_.state(parameter);
+    parameters.push_back(parameter);
+    gradients.push_back(parameter.grad());
+    states.insert(states.end(), {state.exp_avg, state.exp_avg_sq});
+  }
+  auto all = fsdpp::profiler::memory_of(Category::Parameters, parameters);
+  for (const auto& more :
+       {fsdpp::profiler::memory_of(Category::Gradients, gradients), fsdpp::profiler::memory_of(Category::Optimizer, states)})
+    all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
 ReportOptions Trainer::report_options() const {

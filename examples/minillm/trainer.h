@@ -47,6 +47,8 @@ class Trainer {
   [[nodiscard]] double mean_over_ranks(at::Tensor loss_sum) const;
   [[nodiscard]] int64_t largest_over_ranks(int64_t value) const;
   [[nodiscard]] ReportOptions report_options() const;
+  /// Parameters, gradients and optimizer state as they lie in memory now.
+  [[nodiscard]] std::vector<fsdpp::profiler::MemoryEvent> known_memory() const;
 
   const Options& options_;
   Place place_;

@@ -10,6 +10,7 @@ namespace {
 size_t slot(MemoryEvent::Category category) { return static_cast<size_t>(category); }
 
 std::string owner_of(const Trace& trace, const MemoryEvent& e) {
+  if (e.before) return "(before the window)";
   for (int s = e.scope; s >= 0; s = trace.scopes[static_cast<size_t>(s)].parent) {
     if (!trace.scopes[static_cast<size_t>(s)].name.empty()) return trace.scopes[static_cast<size_t>(s)].name;
   }
@@ -72,6 +73,16 @@ std::vector<MemoryOwner> owners_at(const Trace& trace, const std::vector<const M
   return out;
 }
 
+/// What was allocated before the first event, without what the program accounted for.
+int64_t unknown_before(const std::vector<const MemoryEvent*>& events) {
+  int64_t known = 0;
+  for (const MemoryEvent* e : events) {
+    if (!e->before) return std::max<int64_t>(e->total_bytes - e->bytes - known, 0);
+    known += e->bytes;
+  }
+  return 0;
+}
+
 }  // namespace
 
 const char* to_string(MemoryEvent::Category category) noexcept {
@@ -95,7 +106,7 @@ MemoryTimeline memory_timeline(const Trace& trace, int device, int limit) {
   MemoryTimeline out;
   out.device = device;
   if (events.empty()) return out;
-  out.bytes_before = std::max<int64_t>(events.front()->total_bytes - events.front()->bytes, 0);
+  out.bytes_before = unknown_before(events);
   Follower follower(events, out.bytes_before);
   std::vector<MemoryPoint> points;
   size_t peak = 0;

@@ -45,7 +45,17 @@ void append(std::vector<Item>& to, std::vector<Item>& from) {
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
+/// Ahead of the first allocation, for a sort by time that keeps equals in order.
+void take_known_memory(Trace& trace, const RecordedWindow& window) {
+  for (MemoryEvent event : window.known_memory) {
+    event.time_ns = window.start_ns;
+    event.before = true;
+    trace.memory.push_back(event);
+  }
+}
+
 void take_host(Trace& trace, HostRecords& host, const RecordedWindow& window, std::vector<RawCollective>& collectives) {
+  take_known_memory(trace, window);
   for (ThreadRecords& from : host) {
     close_open(from.ops, window, trace.audit);
     close_open(from.scopes, window, trace.audit);

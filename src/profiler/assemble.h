@@ -16,6 +16,7 @@ struct RecordedWindow {
   bool record_shapes = false;
   bool profile_memory = false;
   bool with_flops = false;
+  std::vector<MemoryEvent> known_memory;  ///< held since before it
 };
 
 /// One trace of the records of host and device: operators get parents, launches get their operator and scope by thread and

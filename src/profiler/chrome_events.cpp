@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <unordered_map>
 
+#include "fsdpp/profiler/speed_of_light.h"
 #include "profiler/chrome_writer.h"
 
 namespace fsdpp::profiler {
@@ -51,6 +53,13 @@ const char* sync_text(Sync::Kind kind) {
   return "Sync";
 }
 
+/// As PyTorch's profiler estimates it: what fits at once, but no more than the grid's blocks give each multiprocessor.
+int64_t achieved_occupancy(const Kernel& kernel, const Device& device, double blocks_per_sm) {
+  const Occupancy fit = occupancy(kernel, device);
+  if (fit.blocks <= 0) return 0;
+  return std::llround(fit.percent * std::min(1.0, blocks_per_sm / fit.blocks));
+}
+
 void append_triple(std::string& out, const int (&v)[3]) {
   out += "[" + std::to_string(v[0]) + ", " + std::to_string(v[1]) + ", " + std::to_string(v[2]) + "]";
 }
@@ -73,7 +82,8 @@ void RankEvents::write() {
   syncs();
   overheads();
   collectives();
-  for (const MemoryEvent& event : trace_.memory) instant(event);
+  for (const MemoryEvent& event : trace_.memory)
+    if (!event.before) instant(event);  // readers take every one for an allocation
   launch_arrows();
   backward_arrows();
   names();
@@ -184,6 +194,7 @@ void RankEvents::kernel(const Kernel& k, int64_t tid) {
       args.real("blocks per SM", blocks);
       const int64_t threads = int64_t{k.block[0]} * k.block[1] * k.block[2];
       args.real("warps per SM", blocks * static_cast<double>((threads + device.warp_size - 1) / device.warp_size));
+      args.number("est. achieved occupancy %", achieved_occupancy(k, device, blocks));
     }
     append_triple(args.key("grid"), k.grid);
     append_triple(args.key("block"), k.block);

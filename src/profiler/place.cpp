@@ -136,6 +136,10 @@ void place_collectives(Trace& trace, std::vector<RawCollective> raw, const Place
 void place_memory(Trace& trace, const Places& places) {
   std::unordered_map<uint64_t, MemoryEvent::Category> taken;
   for (MemoryEvent& event : trace.memory) {
+    if (event.before) {
+      taken[event.address] = event.category;
+      continue;
+    }
     event.op = places.op(event.thread, event.time_ns);
     event.scope = places.scope(event.thread, event.time_ns);
     const auto known = taken.find(event.address);

@@ -65,6 +65,7 @@ void Profiler::Impl::begin() {
   window.record_shapes = options.record_shapes;
   window.profile_memory = options.profile_memory;
   window.with_flops = options.with_flops;
+  if (options.profile_memory && options.known_memory) window.known_memory = options.known_memory();
   device->begin();
   clock_lead = clock_lead_ns();
   window.start_ns = step_start = now_ns();

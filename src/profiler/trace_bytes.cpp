@@ -9,7 +9,7 @@
 namespace fsdpp::profiler {
 namespace {
 
-constexpr std::string_view kMagic = "fsdpp-trace-1\n";
+constexpr std::string_view kMagic = "fsdpp-trace-2\n";
 
 template <class A> void fields(A& a, CpuOp& r) {
   a(r.name, r.start_ns, r.end_ns, r.thread, r.id, r.parent, r.scope, r.shapes, r.dtypes, r.bytes, r.device_bytes, r.flops, r.sequence,
@@ -32,7 +32,7 @@ template <class A> void fields(A& a, Sync& r) {
 template <class A> void fields(A& a, EventRecord& r) { a(r.event, r.correlation, r.device, r.context, r.stream); }
 template <class A> void fields(A& a, Overhead& r) { a(r.kind, r.start_ns, r.end_ns, r.thread); }
 template <class A> void fields(A& a, MemoryEvent& r) {
-  a(r.time_ns, r.bytes, r.total_bytes, r.reserved_bytes, r.address, r.device, r.thread, r.category, r.op, r.scope);
+  a(r.time_ns, r.bytes, r.total_bytes, r.reserved_bytes, r.address, r.device, r.thread, r.category, r.op, r.scope, r.before);
 }
 template <class A> void fields(A& a, Collective& r) {
   a(r.comm, r.op, r.label, r.sequence, r.bytes, r.start_ns, r.end_ns, r.issued_ns, r.device, r.stream, r.on_device, r.kernel, r.scope, r.thread);

@@ -191,7 +191,7 @@ struct MemoryOwner {
 };
 struct MemoryTimeline {
   int device = kHostDevice;
-  int64_t bytes_before = 0;         ///< alive before the first event; counted as Other throughout
+  int64_t bytes_before = 0;         ///< alive before the first event and unknown to the program; counted as Other
   MemoryPoint peak;                 ///< the first instant of the highest total
   std::vector<MemoryOwner> owners;  ///< at the peak, largest first; sums to the peak without `bytes_before`
   std::vector<MemoryPoint> points;  ///< at most `limit`; of each stretch the highest, the peak among them

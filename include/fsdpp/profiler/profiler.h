@@ -54,6 +54,9 @@ struct Options {
   std::function<Action(int64_t step)> schedule;
   /// Called inside step() or stop() when a window is complete.
   std::function<void(Profiler&)> on_trace_ready;
+  /// With profile_memory: called at each window's start for what the program holds since before it (parameters, optimizer
+  /// state), which would else be "other" in the memory timeline. See memory_of().
+  std::function<std::vector<MemoryEvent>()> known_memory;
   /// Device records that may be kept in a window; beyond it they are lost, counted and reported.
   int64_t device_buffer_bytes = int64_t{512} << 20;
 

@@ -134,6 +134,7 @@ struct MemoryEvent {
   enum class Category { Parameters, Gradients, Gathered, Activations, Optimizer, Other } category = Category::Other;
   int op = -1;
   int scope = -1;
+  bool before = false;  ///< no allocation: the program said at the window's start what this block, held since earlier, is
 };
 
 /// One collective as the communicator issued it. On the GPU its times are those of its kernel or copies (`on_device`), else

@@ -291,6 +291,21 @@ TEST(TopKernels, ByTotalTimeThenSharesAndExtremesAreExact) {
   EXPECT_TRUE(rows[1].communication);
 }
 
+TEST(Memory, HeldSinceBeforeTheWindowThenUnderWhatTheProgramSaid) {
+  Schedule s(0, 100);
+  s.memory(0, 0x1, 300, Category::Parameters);
+  s.memory(0, 0x2, 150, Category::Optimizer);
+  for (MemoryEvent& e : s.trace.memory) e.before = true, e.total_bytes = 0;
+  s.memory(1, 0xA, 100, Category::Activations, -1, 600);  // so 500 were there before, 50 of them unaccounted for
+  s.memory(2, 0x2, -150, Category::Other, -1, 450);
+  const MemoryTimeline g = memory_timeline(s.trace, 0);
+  EXPECT_EQ(g.bytes_before, 50);
+  EXPECT_THAT(g.peak.bytes, ElementsAre(300, 0, 0, 100, 150, 50));
+  EXPECT_THAT(g.points.back().bytes, ElementsAre(300, 0, 0, 100, 0, 50));
+  ASSERT_FALSE(g.owners.empty());
+  EXPECT_EQ(g.owners[0].owner, "(before the window)");
+}
+
 TEST(Memory, AtThePeakThenCategoriesAndOwnersAreExact) {
   Schedule s(0, 100);
   const int layer = s.scope(trace::Kind::Unshard, "layers.3", 0, 100);

@@ -181,6 +181,7 @@ TEST(ChromeTrace, KernelThenFieldsOfTheFormatAndAnArrowFromItsLaunch) {
   Device d;
   d.sm_count = 132;
   d.name = "NVIDIA H200";
+  d.max_threads_per_sm = 2048;
   t.devices = {d};
   t.cpu_ops = {op("mm", 0, 100)};
   t.cpu_ops[0].id = 9;
@@ -201,6 +202,7 @@ TEST(ChromeTrace, KernelThenFieldsOfTheFormatAndAnArrowFromItsLaunch) {
   EXPECT_EQ(args["grid"], json::parse("[264,1,1]"));
   EXPECT_EQ(args["blocks per SM"], 2.0);
   EXPECT_EQ(args["warps per SM"], 16.0);
+  EXPECT_EQ(args["est. achieved occupancy %"], 25);  // 8 blocks of 8 warps would fit, the grid gives 2 to each
   const auto starts = events(file, "ac2g", "s");
   const auto ends = events(file, "ac2g", "f");
   ASSERT_EQ(starts.size(), 1U);
@@ -442,6 +444,7 @@ Trace full_trace() {
   t.overheads = {{"X", 1, 2, 3}};
   t.memory.resize(1);
   t.memory[0].category = MemoryEvent::Category::Gathered;
+  t.memory[0].before = true;
   t.collectives = {collective(1, 2, 3)};
   t.steps = {{1, 2, 3, 4}};
   t.audit.overhead_ns = {{"Y", 5}};
@@ -456,6 +459,7 @@ TEST(Bytes, FullTraceThenReadsBackEqual) {
   EXPECT_EQ(to_bytes(back), bytes);
   EXPECT_EQ(chrome_trace_json(std::span(&back, 1)), chrome_trace_json(std::span(&t, 1)));
   EXPECT_EQ(back.memory[0].category, MemoryEvent::Category::Gathered);
+  EXPECT_TRUE(back.memory[0].before);
   EXPECT_FALSE(back.copies[0].pinned);
   EXPECT_EQ(std::get<int64_t>(back.metadata.at("c")), -4);
 }

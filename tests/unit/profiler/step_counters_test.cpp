@@ -52,6 +52,7 @@ struct FakeDevice final : CounterDevice {
   explicit FakeDevice(Log& log) : log(log) {}
   std::unique_ptr<RangeCounters> open(const CounterRequest& request, int max_kernels) override {
     EXPECT_GE(max_kernels, 3);
+    EXPECT_EQ(log.open_now, 0) << "two sets can't be open at once";
     log.opened.push_back(request.set);
     if (log.refused.contains(request.set)) throw ConfigError("no privileges for " + request.set);
     return std::make_unique<Ranges>(log, request.set);
