@@ -1,4 +1,5 @@
 #include <functional>
+#include <utility>
 
 #include "kernels/activation.h"
 #include "kernels/cross_entropy.h"
@@ -53,15 +54,16 @@ struct NormCase {
   }
 };
 
+/// All widths with few rows; some with so many that each group of threads takes several.
 void for_norm_cases(const std::function<void(const NormCase&)>& expect) {
   constexpr int64_t kDims[] = {1, 7, 8, 32, 64, 100, 128, 768, 1000, 2048, 2049, 4096, 5120, 8192, 8200, 12345, 16384};
   for (const DType dtype : kAll)
     for (const int64_t dim : kDims)
-      for (const int64_t rows : {1, 3, 700})
-        for (const int64_t shift : {0, 1}) {
-          if (rows == 700 && dim > 4096 && shift == 1) continue;
-          ASSERT_NO_FATAL_FAILURE(expect({dtype, rows, dim, shift}));
-        }
+      for (const int64_t rows : {1, 3})
+        for (const int64_t shift : {0, 1}) ASSERT_NO_FATAL_FAILURE(expect({dtype, rows, dim, shift}));
+  constexpr std::pair<int64_t, int64_t> kLong[] = {{9000, 8}, {9000, 64}, {1700, 2048}, {700, 2049}, {400, 8192}};
+  for (const DType dtype : {DType::BF16, DType::F32})
+    for (const auto& [rows, dim] : kLong) ASSERT_NO_FATAL_FAILURE(expect({dtype, rows, dim, 0}));
 }
 
 TEST(FusedGpu, RmsNormMatchesCpu) {
@@ -135,7 +137,9 @@ TEST(FusedGpu, RmsNormBackwardMatchesCpuAndRepeatsBitForBit) {
                                                  turn % 3 == 0           ? c.dtype
                                                  : c.dtype == DType::F64 ? DType::F64
                                                                          : DType::F32));
-    if (c.dim == 2048) ASSERT_NO_FATAL_FAILURE(expect_norm_backward(c, kParts[0], DType::F32));
+    if (c.dim == 2048 && c.shift == 0) {
+      ASSERT_NO_FATAL_FAILURE(expect_norm_backward(c, kParts[0], DType::F32));
+    }
   });
 }
 
