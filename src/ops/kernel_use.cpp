@@ -2,19 +2,21 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "engine/autograd_edges.h"
 #include "engine/registry.h"
 #include "engine/unit.h"
 
 namespace fsdpp::ops {
 
 void expect_memory(const at::Tensor& parameter, const char* op) {
+  const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
   auto unit = engine::find_unit(parameter);
+  if (!unit && in_backward) unit = engine::accumulated_parameter(parameter).unit;  // recomputed: no longer the handle
   if (!unit || unit->serves_operators(parameter)) return;
-  FSDPP_ENFORCE(
-      torch::autograd::get_current_graph_task_id() >= 0, UsageError,
-      "{} was called with parameter '{}' while it is sharded: expected it inside a call of its module through the holder, got "
-      "it outside. Try: call module(x), not module->forward(x), or unshard() the unit first.",
-      op, unit->name_of(parameter));
+  FSDPP_ENFORCE(in_backward, UsageError,
+                "{} was called with parameter '{}' while it is sharded: expected it inside a call of its module through the "
+                "holder, got it outside. Try: call module(x), not module->forward(x), or unshard() the unit first.",
+                op, unit->name_of(parameter));
   unit->pre_backward();
 }
 

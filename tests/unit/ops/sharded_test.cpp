@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "fsdpp/api/checkpoint.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/ops/activation.h"
 #include "fsdpp/ops/cross_entropy.h"
@@ -19,25 +20,28 @@ using comm::World;
 constexpr int64_t kDim = 6, kHidden = 10, kVocab = 11;
 constexpr int kMicro = 2, kSteps = 2;
 
-// A block before the head; `fused`: by this layer's operators, else by LibTorch's.
+enum class By { LibTorch, ThisLayer, ThisLayerRecomputed };
+
+// A block before the head, by LibTorch's operators or by this layer's.
 struct NetImpl : torch::nn::Module {
-  explicit NetImpl(bool fused) : fused(fused) {
+  explicit NetImpl(By by) : by(by) {
     norm1 = register_parameter("norm1", at::ones({kDim})), norm2 = register_parameter("norm2", at::ones({kDim}));
     mix = register_parameter("mix", at::zeros({kDim, kDim})), up = register_parameter("up", at::zeros({kHidden, kDim}));
     gate = register_parameter("gate", at::zeros({kHidden, kDim})), down = register_parameter("down", at::zeros({kDim, kHidden}));
-    bias = register_parameter("bias", at::zeros({kDim})),
+    bias = register_parameter("bias", at::zeros({kDim}));
     gated_down = register_parameter("gated_down", at::zeros({kDim, kHidden}));
     head = register_parameter("head", at::zeros({kVocab, kDim}));
     fill_parameters(*this, 7);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& targets) {
-    return fused ? forward_fused(x, targets) : forward_plain(x, targets);
+    if (by == By::LibTorch) return forward_plain(x, targets);
+    auto run = [this](const at::Tensor& t) { return block(t); };
+    return ops::linear_cross_entropy(by == By::ThisLayer ? run(x) : checkpoint(run, x), head, targets, {.chunk_rows = 4});
   }
-  at::Tensor forward_fused(const at::Tensor& x, const at::Tensor& targets) {
+  at::Tensor block(const at::Tensor& x) {
     auto [y, sum] = ops::add_rms_norm(ops::linear(ops::rms_norm(x, norm1), mix), x, norm2);
     auto h = ops::linear(y, up);
-    sum = sum + ops::silu_linear(h, down, bias) + ops::swiglu_linear(ops::linear(y, gate), h, gated_down);
-    return ops::linear_cross_entropy(sum, head, targets, {.chunk_rows = 4});
+    return sum + ops::silu_linear(h, down, bias) + ops::swiglu_linear(ops::linear(y, gate), h, gated_down);
   }
   at::Tensor forward_plain(const at::Tensor& x, const at::Tensor& targets) {
     auto sum = at::linear(at::rms_norm(x, {kDim}, norm1), mix) + x;
@@ -45,7 +49,7 @@ struct NetImpl : torch::nn::Module {
     sum = sum + at::linear(at::silu(h), down, bias) + at::linear(at::silu(at::linear(y, gate)) * h, gated_down);
     return at::cross_entropy_loss(at::linear(sum, head).flatten(0, -2).to(at::kFloat), targets.flatten());
   }
-  bool fused;
+  By by;
   at::Tensor norm1, norm2, mix, up, gate, down, bias, gated_down, head;
 };
 FSDPP_MODULE(Net);
@@ -60,9 +64,9 @@ Batch batch(int seed) {
 }
 
 // Gradients after some steps of plain SGD, each of kMicro micro-batches.
-std::vector<at::Tensor> train(const std::shared_ptr<World>& world, bool fused, const MixedPrecisionPolicy& policy, bool sync_each,
+std::vector<at::Tensor> train(const std::shared_ptr<World>& world, By by, const MixedPrecisionPolicy& policy, bool sync_each,
                               int buffers) {
-  Net net(fused);
+  Net net(by);
   auto unit = fully_shard(net, Mesh::shard(world), {.mp_policy = policy});
   unit.set_reduce_scatter_max_input_buffers(buffers);
   std::vector<at::Tensor> result;
@@ -83,14 +87,15 @@ std::vector<at::Tensor> train(const std::shared_ptr<World>& world, bool fused, c
   return result;
 }
 
-class ShardedOps : public ::testing::TestWithParam<std::tuple<int, int, bool, bool>> {};  // ranks, buffers, mixed, sync each
+class ShardedOps : public ::testing::TestWithParam<std::tuple<By, int, int, bool, bool>> {
+};  // and ranks, buffers, mixed, sync each
 
 TEST_P(ShardedOps, TrainAsOrdinaryOnes) {
-  auto [ranks, buffers, mixed, sync_each] = GetParam();
+  auto [by, ranks, buffers, mixed, sync_each] = GetParam();
   MixedPrecisionPolicy policy;
   if (mixed) policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
-  run_local_world(ranks, [&, buffers = buffers, mixed = mixed, sync_each = sync_each](std::shared_ptr<World> world) {
-    auto want = train(world, false, policy, sync_each, buffers), got = train(world, true, policy, sync_each, buffers);
+  run_local_world(ranks, [&, by = by, buffers = buffers, mixed = mixed, sync_each = sync_each](std::shared_ptr<World> world) {
+    auto want = train(world, By::LibTorch, policy, sync_each, buffers), got = train(world, by, policy, sync_each, buffers);
     for (size_t i = 0; i < want.size(); ++i) {
       EXPECT_GT(want[i].abs().sum().item<float>(), 0);
       EXPECT_LT(relative_error(got[i], want[i]), mixed ? 4e-2 : 1e-5) << "parameter " << i;
@@ -98,8 +103,8 @@ TEST_P(ShardedOps, TrainAsOrdinaryOnes) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(All, ShardedOps,
-                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(1, 2), ::testing::Bool(),
-                                            ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(By::ThisLayer, By::ThisLayerRecomputed), ::testing::Values(1, 2, 3),
+                                            ::testing::Values(1, 2), ::testing::Bool(), ::testing::Bool()));
 
 struct ProbeImpl : torch::nn::Module {
   ProbeImpl() { w = register_parameter("w", at::ones({4})); }
