@@ -110,11 +110,18 @@ Collected collect(const std::vector<ModulePtr>& modules, c10::Device device, con
   return result;
 }
 
-std::vector<at::Tensor> own_buffers(const std::vector<ModulePtr>& modules) {
-  std::vector<at::Tensor> result;
+struct Named {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// Parameters, and buffers of the modules that no nested unit has already made equal.
+std::vector<Named> own_tensors(const std::vector<ModulePtr>& modules, const Collected& collected) {
+  std::vector<Named> result;
+  for (auto& p : collected.own) result.push_back({p.name, p.handle});
   for (auto& m : own_modules(modules))
-    for (auto& b : m->buffers(/*recurse=*/false))
-      if (b.defined()) result.push_back(b);
+    for (auto& b : m->named_buffers(/*recurse=*/false))
+      if (b.value().defined()) result.push_back({b.key(), b.value()});
   return result;
 }
 
@@ -126,33 +133,35 @@ void cast_buffers(const std::vector<ModulePtr>& modules, c10::ScalarType dtype) 
   }
 }
 
-// Where rank 0 has a value and this rank has none, gives the tensor memory to receive it.
-void make_room(const std::vector<at::Tensor>& tensors, comm::Mesh& mesh) {
-  auto missing = at::empty({static_cast<int64_t>(tensors.size())}, at::kByte);
-  for (size_t i = 0; i < tensors.size(); ++i) missing.data_ptr<uint8_t>()[i] = tensors[i].is_meta();
-  auto at_rank0 = missing.to(mesh.device(), /*non_blocking=*/false, /*copy=*/true);
+// Where rank 0 has a value and this rank has none, gives the tensor memory to receive it. Every rank throws where any has a value
+// that rank 0 lacks.
+void make_room(const std::vector<Named>& tensors, comm::Mesh& mesh) {
+  auto mine = at::empty({static_cast<int64_t>(tensors.size())}, at::kLong);
+  for (size_t i = 0; i < tensors.size(); ++i) mine.data_ptr<int64_t>()[i] = tensors[i].tensor.is_meta() ? 0 : 1;
+  auto at_rank0 = mine.to(mesh.device(), /*non_blocking=*/false, /*copy=*/true), anywhere = at_rank0.clone();
   engine::broadcast_from_rank0(mesh, {at_rank0});
-  at_rank0 = at_rank0.cpu();
+  engine::keep_largest(mesh, anywhere);
+  at_rank0 = at_rank0.cpu(), anywhere = anywhere.cpu();
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& t = tensors[i];
-    bool rank0_lacks = at_rank0.data_ptr<uint8_t>()[i] != 0;
-    FSDPP_ENFORCE(!rank0_lacks || t.is_meta(), UsageError, "sync_from_rank0: rank 0 has a tensor of shape [{}] on the meta device, this rank on {}",
-                  fmt::join(t.sizes(), ", "), t.device().str());
-    if (rank0_lacks || !t.is_meta()) continue;
+    const auto& t = tensors[i].tensor;
+    bool rank0_has = at_rank0.data_ptr<int64_t>()[i] != 0;
+    FSDPP_ENFORCE(rank0_has || anywhere.data_ptr<int64_t>()[i] == 0, UsageError,
+                  "sync_from_rank0: '{}' of shape [{}] is on the meta device on rank 0, but not on every rank. Expected rank 0 "
+                  "to have what any rank has. Try: build the module on rank 0 without a DeferredInit, or under one on every rank.",
+                  tensors[i].name, fmt::join(t.sizes(), ", "));
+    if (!rank0_has || !t.is_meta()) continue;
     engine::point_handle(t, at::empty(t.sizes(), at::TensorOptions(mesh.device()).dtype(t.scalar_type())));
     torch::autograd::impl::set_grad_accumulator(t, {});
   }
 }
 
-// Parameters, and buffers of the modules that no nested unit has already made equal.
-void sync_from_rank0(const std::vector<ModulePtr>& modules, const Collected& collected, comm::Mesh& mesh, bool asked_for) {
+void sync_from_rank0(const std::vector<ModulePtr>& modules, const Collected& collected, comm::Mesh& mesh) {
   at::NoGradGuard no_grad;
+  const auto named = own_tensors(modules, collected);
+  make_room(named, mesh);
   std::vector<at::Tensor> tensors;
-  for (auto& p : collected.own) tensors.push_back(p.handle);
-  for (auto& b : own_buffers(modules)) tensors.push_back(b);
-  if (asked_for) make_room(tensors, mesh);
-  std::erase_if(tensors, [](auto& t) { return t.is_meta(); });  // materialize() gives every rank the same values
-  for (auto& t : tensors) t = t.detach();
+  for (auto& t : named)
+    if (!t.tensor.is_meta()) tensors.push_back(t.tensor.detach());  // of the others materialize() makes equal values
   engine::broadcast_from_rank0(mesh, tensors);
 }
 
@@ -166,7 +175,7 @@ UnitHandle fully_shard(const std::vector<ModulePtr>& modules, std::shared_ptr<co
                 c10::toString(*buffer_dtype));
   const DeferredInit::Pause pause;
   auto collected = collect(modules, mesh->device(), options);
-  if (options.sync_from_rank0.value_or(mesh->replicate_size() > 1)) sync_from_rank0(modules, collected, *mesh, options.sync_from_rank0.has_value());
+  if (options.sync_from_rank0.value_or(mesh->replicate_size() > 1)) sync_from_rank0(modules, collected, *mesh);
   check_not_mixed(collected.own);
   auto unit = std::make_shared<Unit>(std::vector<std::weak_ptr<torch::nn::Module>>(modules.begin(), modules.end()), collected.own,
                                      std::move(mesh), options);

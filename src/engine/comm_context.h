@@ -145,6 +145,9 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
 /// Gives every rank of the mesh the values of `tensors` on its rank 0. Collective over the mesh.
 void broadcast_from_rank0(comm::Mesh& mesh, const std::vector<at::Tensor>& tensors);
 
+/// Gives every rank of the mesh the largest values of any. `numbers`: int64, contiguous, on the mesh's device. Collective.
+void keep_largest(comm::Mesh& mesh, const at::Tensor& numbers);
+
 /// Compares the description of the model's units across ranks. Collective over the mesh. Throws UsageError on every rank,
 /// naming the first difference, when they are not equal.
 void check_same_model(CommContext& context, const std::string& description);

@@ -55,6 +55,13 @@ void broadcast_from_rank0(comm::Mesh& mesh, const std::vector<at::Tensor>& tenso
   }
 }
 
+void keep_largest(comm::Mesh& mesh, const at::Tensor& numbers) {
+  auto stream = cuda::current_stream(mesh.device());
+  comm::Buffer buffer{numbers.mutable_data_ptr(), numbers.numel(), c10::ScalarType::Long};
+  for (auto* comm : {&mesh.replicate_comm(), &mesh.gather_comm()})
+    if (comm->size() > 1) comm->all_reduce(buffer, buffer, comm::ReduceOp::Max, stream, {.label = "largest values"}).wait(stream);
+}
+
 void check_same_model(CommContext& context, const std::string& description) {
   if (!context.on_wire()) return;
   auto& mesh = context.mesh();

@@ -69,7 +69,8 @@ struct FullyShardOptions {
   bool keep_cast_shard = false;
   /// Give every rank the parameters and buffers of the mesh's rank 0 first. Makes fully_shard collective. Unset: true on a mesh
   /// that replicates (replicas must start equal), else false. Set to true, only rank 0 needs values: other ranks may have the module
-  /// on the meta device, and get memory for the whole of this unit's parameters while it is sharded.
+  /// on the meta device, and get memory for the whole of this unit's parameters while it is sharded. UsageError on every rank
+  /// where rank 0 has no value of a tensor and another rank has one; where no rank has one, the tensor stays on meta.
   std::optional<bool> sync_from_rank0 = std::nullopt;
 };
 

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "unit/shard/counted_new.h"
 #include "unit/shard/plan_checker.h"
 
 namespace fsdpp::shard {
@@ -119,6 +120,28 @@ TEST(PlanProperty, OfTenThousandParametersAndManyRanksThenFast) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     EXPECT_LT(seconds.count(), 1.0) << world;
     EXPECT_LE(plan.padding(), plan.padding_bound);
+  }
+}
+
+TEST(PlanProperty, At65536RanksThenTheGuaranteesHoldAndItTakesLessThanAByteARank) {
+  const Shapes shapes{{50257, 4096}, {12288, 4096}, {4096, 4096}, {16384, 4096}, {4096, 16384}, {4096, 1}, {1, 1}, {3, 17}};
+  PlanOptions options;
+  options.world_size = 65536;
+  const int64_t before = test::allocated_bytes();
+  const Plan plan = make_plan(shapes, options);
+  const int64_t bytes = test::allocated_bytes() - before;
+  EXPECT_GE(bytes, static_cast<int64_t>(shapes.size() * sizeof(ParamPlacement))) << "the counter sees allocations";
+  EXPECT_LT(bytes, options.world_size);
+  EXPECT_THAT(violations(plan, shapes), IsEmpty());
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    int64_t end = 0;
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      const Range range = plan.local_range(i, rank);
+      if (range.size() == 0) continue;
+      EXPECT_EQ(range.begin, end) << i << ", rank " << rank;
+      end = range.end;
+    }
+    EXPECT_EQ(end, plan.params[i].numel) << i;
   }
 }
 
