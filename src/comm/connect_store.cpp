@@ -1,6 +1,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include "base/enforce.h"
 #include "comm/rendezvous.h"
 #include "comm/socket.h"
+#include "comm/store.h"
 
 namespace fsdpp::comm {
 namespace {
@@ -60,22 +62,42 @@ c10d::TCPStoreOptions options_for(const RankEnv& env, std::chrono::milliseconds 
   return options;
 }
 
+// 0 once anybody listens at the store's address; the last error of a connection if nobody does until `deadline`.
+int wait_for_listener(const RankEnv& env, Deadline deadline) {
+  Backoff backoff;
+  while (!connect_tcp(env.master_addr, static_cast<uint16_t>(env.master_port), deadline).valid()) {
+    const int error = errno;
+    if (std::chrono::steady_clock::now() >= deadline) return error;
+    backoff.pause();
+  }
+  return 0;
+}
+
+// A store answers at once; more time is for many ranks that ask together. What does not answer is none.
+std::chrono::milliseconds patience_for_answer(const RankEnv& env) {
+  return std::chrono::seconds(4) + std::chrono::milliseconds(env.world_size);
+}
+
 StorePtr connect_client(const RankEnv& env, std::chrono::milliseconds timeout) {
-  std::string reason = "no answer of a store";
+  std::string reason;
   try {
-    auto store = with_deadline(timeout + std::chrono::seconds(1), [env, timeout]() -> StorePtr {
-      return c10::make_intrusive<c10d::TCPStore>(env.master_addr, options_for(env, timeout));
-    });
-    if (store) return store;
+    if (const int error = wait_for_listener(env, std::chrono::steady_clock::now() + timeout)) {
+      reason = fmt::format("no connection within {} s ({}). Try: check that rank 0 runs and that this host can reach it",
+                           seconds(timeout), std::strerror(error));
+    } else {
+      const auto patience = std::min(patience_for_answer(env), timeout);
+      auto store = with_deadline(patience, [env, timeout]() -> StorePtr {
+        return c10::make_intrusive<c10d::TCPStore>(env.master_addr, options_for(env, timeout));
+      });
+      if (store) return store;
+      reason = fmt::format("something that has not answered as a store for {} s, so another program is likely to have the port. "
+                           "Try: another MASTER_PORT on all ranks", seconds(patience));
+    }
   } catch (const c10::Error& error) {
     reason = error.what_without_backtrace();
   }
-  fail_comm(CommErrc::InitTimeout,
-            "rendezvous: expected {} at MASTER_ADDR={} MASTER_PORT={} within {} s, got: {}. Try: check that rank 0 "
-            "runs and that this host "
-            "can reach it",
-            env.use_agent_store ? "the launcher's store" : "rank 0's store", env.master_addr, env.master_port,
-            seconds(timeout), reason);
+  fail_comm(CommErrc::InitTimeout, "rendezvous: expected {} at MASTER_ADDR={} MASTER_PORT={}, got: {}",
+            env.use_agent_store ? "the launcher's store" : "rank 0's store", env.master_addr, env.master_port, reason);
 }
 
 StorePtr serve(const RankEnv& env, Socket listener, std::chrono::milliseconds timeout) {

@@ -149,6 +149,18 @@ TEST(Jobs, PB27_TakenPortThenAnErrorWithItsNumberAndNobodyWaits) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("pid"))) << "no rank may have started";
 }
 
+// Without a launcher, which would have looked for a free port: the stranger takes connections and never answers.
+TEST(Jobs, PB27_TakenPortWithoutALauncherThenEveryRankSaysSoInTime) {
+  const auto stranger = comm::listen_tcp(0);
+  const int port = comm::port_of(stranger);
+  const auto results = run_processes({FSDPP_TEST_VICTIM}, rank_environments(3, port), 10s);
+  for (size_t r = 0; r < results.size(); ++r) {
+    EXPECT_FALSE(results[r].late) << r;
+    EXPECT_EQ(results[r].exit_code, 1) << r << ": " << results[r].output;
+    EXPECT_THAT(results[r].output, AllOf(HasSubstr("MASTER_PORT=" + std::to_string(port)), HasSubstr("another program"))) << r;
+  }
+}
+
 TEST(Jobs, PB27_SamePortRightAfterTheEndThenTheJobStarts) {
   const auto port = std::to_string(free_port());
   for (int run = 0; run < 2; ++run) {
