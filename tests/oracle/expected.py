@@ -122,15 +122,13 @@ class Expected:
     # -- backward --------------------------------------------------------------------------------------------------------
 
     def run_backward(self, last):
-        touched = set()
         for what, unit, info in reversed(self.trace):
-            touched.add(unit)
             if what == "leave":
                 self.gather(unit, "backward")
             else:
                 unit.with_gradients.add((info[0], info[2] > 0))
         for unit in self.units:
-            if unit in touched and self.reshards(last):
+            if self.reshards(last):  # also what this backward did not touch: no other one will come for it
                 unit.state = "sharded"
             self.finish(unit, last)
 

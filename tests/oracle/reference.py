@@ -169,7 +169,7 @@ def try_fsdp2(case, rank, mesh):
         return {"refused": reason}
     try:
         return run_fsdp2(case, rank, mesh)
-    except (AssertionError, NotImplementedError, ValueError, RuntimeError, IndexError) as error:
+    except (AssertionError, NotImplementedError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         return {"refused": f"{type(error).__name__}: {error}", "raised": True}
 
 

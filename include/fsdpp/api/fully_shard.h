@@ -23,6 +23,8 @@ namespace fsdpp {
 ///   of the unit are on the meta device (fsdpp/api/deferred_init.h): the unit then has a plan but no memory until materialize().
 /// After: between steps every parameter's data is this rank's local shard, and its .grad the mean over the ranks of that part.
 ///   Gradients of parameters that a backward did not reach stay undefined.
+/// requires_grad may change later; buffers are made by what it is now. A parameter frozen later has no gradient from then on, but
+///   its part of the buffer is still reduced, as zeros, while others of the buffer train. Freeze before where bytes count.
 /// Not collective; the first forward is (it compares the model across ranks).
 /// Throws UsageError, before anything is changed: on a module that a unit manages already, a parameter on another device than
 ///   the mesh's, parameters with and without memory in one unit, an empty list; ConfigError for a parameter dtype or policy that can't be trained.

@@ -47,7 +47,8 @@ class FSDPP_API UnitHandle {
   /// Off: backward never gathers this unit (an embedding's backward does not read its table). What needs it after all gathers it on
   /// demand.
   void set_unshard_in_backward(bool value) const;
-  /// On: parameters that a backward did not reach are reduced as zeros, so that ranks may use different ones.
+  /// On: parameters that a backward did not reach are reduced as zeros, so that ranks may use different ones. Gathers stay
+  /// collective: all ranks call the unit's module (or unshard it), in one order; they may differ in what its forward uses.
   void set_reduce_scatter_unused_params(bool value, bool recurse = true) const;
   /// Gradient buffers in use at once on this mesh: 1 unless set, so that gradients are packed when the reduction before them is done. More
   /// let compute run ahead of slow reductions. Of several values the largest holds. ConfigError below 1.

@@ -10,7 +10,9 @@ namespace fsdpp::optim {
 /// `p` may be any positive order or infinity; the powers are added in double, so orders far above 2 can leave its
 /// range. Gradients may live on any device. No gradients: 0. Collective: one all-reduce of one number for each mesh of
 /// more than one shard. Blocks the host (it returns a number). Throws ConfigError for another order, UsageError for a
-/// gradient that is sparse, not floating point or not shaped like its parameter.
+/// gradient that is sparse, not floating point or not shaped like its parameter. On one rank the powers are added in the
+/// order of an unsharded model's, so both norms have the same bits; over several ranks they differ by the rounding of sums
+/// in double (1e-12 relative). PyTorch's clip_grad_norm_ adds in the gradients' dtype: within 1e-5 for float32.
 [[nodiscard]] FSDPP_API double grad_norm(const torch::nn::Module& model, double p = 2.0);
 
 /// Scales the gradients so that their norm is at most `max_norm`: by min(1, max_norm / (norm + 1e-6)), PyTorch's

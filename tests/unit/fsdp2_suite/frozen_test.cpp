@@ -53,7 +53,10 @@ void mixed_requires_grad_per_group(const Rank& world, Reshard reshard, bool free
   };
   EventLog log(EventLog::What::Hooks);
   auto parity = float64_parity();
-  parity.after_backwards = [&] { EXPECT_EQ(backward_hooks(log), hooks_in_turn({"2", "1", "0"})); };
+  parity.after_backwards = [&] {
+    EXPECT_EQ(backward_hooks(log), hooks_in_turn({"2", "1", "0"}));
+    for (auto& p : sharded->parameters()) EXPECT_EQ(p.grad().defined(), p.requires_grad());
+  };
   expect_train_parity(*world, trainee(sharded), trainee(plain), random_inputs(world, {8, kDim}, at::kDouble), parity);
   EXPECT_EQ(reduced.size(), world->size() > 1 ? 30u : 0u);
   if (freeze_after) return;  // then frozen weights stay in the buffer that is reduced
