@@ -33,13 +33,13 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
   return fused ? fsdpp::ops::rms_norm(x, weight) : at::rms_norm(x, {x.size(-1)}, weight);
 }
 
-std::pair<at::Tensor, at::Tensor> RMSNormImpl::add(const at::Tensor& x, const at::Tensor& residual) {
-  if (fused) {
-    auto [normed, sum] = fsdpp::ops::add_rms_norm(x, residual, weight);
+std::pair<at::Tensor, at::Tensor> RMSNormImpl::add(const Residual& stream) {
+  if (fused && stream.delta) {
+    auto [normed, sum] = fsdpp::ops::add_rms_norm(*stream.delta, stream.sum, weight);
     return {normed, sum};
   }
-  const auto sum = residual + x;
-  return {forward(sum), sum};
+  const auto total = stream.total();
+  return {forward(total), total};
 }
 
 AttentionImpl::AttentionImpl(const ModelConfig& config) : heads(config.heads), fused(config.fused) {
@@ -77,9 +77,10 @@ BlockImpl::BlockImpl(const ModelConfig& config) {
   ffn = register_module("ffn", FeedForward(config));
 }
 
-at::Tensor BlockImpl::forward(at::Tensor x) {
-  const auto [normed, sum] = norm2->add(attn(norm1(x)), x);
-  return sum + ffn(normed);
+Residual BlockImpl::forward(const Residual& stream) {
+  const auto [before_attention, sum] = norm1->add(stream);
+  const auto [before_ffn, next] = norm2->add({sum, attn(before_attention)});
+  return {next, ffn(before_ffn)};
 }
 
 MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) : recompute(config.recompute), fused(config.fused) {
@@ -96,9 +97,9 @@ MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) : recompute(config.recompute
 }
 
 at::Tensor MiniLLMImpl::hidden(const at::Tensor& tokens) {
-  auto x = embed(tokens);
-  for (auto& block : blocks) x = recompute ? fsdpp::checkpoint(block, x) : block(x);
-  return x;
+  Residual stream{embed(tokens), std::nullopt};
+  for (auto& block : blocks) stream = recompute ? fsdpp::checkpoint(block, Residual{stream.total(), std::nullopt}) : block(stream);
+  return stream.total();
 }
 
 at::Tensor MiniLLMImpl::forward(at::Tensor tokens) { return head(hidden(tokens)); }

@@ -6,6 +6,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,12 +24,24 @@ struct ModelConfig {
   bool fused = true;       // fsdpp::ops: fused kernels and gradients in place; else LibTorch's operators, one by one
 };
 
+/// The residual stream between blocks: a sum, and what is still to be added to it, by the norm that reads it next.
+struct Residual {
+  at::Tensor sum;                   // (B, T, D)
+  std::optional<at::Tensor> delta;  // (B, T, D)
+  [[nodiscard]] at::Tensor total() const { return delta ? sum + *delta : sum; }
+};
+template <class F>
+void visit_tensors(Residual& r, F&& f) {
+  f(r.sum);
+  if (r.delta) f(*r.delta);
+}
+
 /// y = x / sqrt(mean(x²) + eps) · weight over the last dimension; eps is that of the dtype it computes in, as torch.nn.RMSNorm's.
 struct RMSNormImpl : torch::nn::Module {
   explicit RMSNormImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
-  /// {x + residual normed, x + residual}
-  std::pair<at::Tensor, at::Tensor> add(const at::Tensor& x, const at::Tensor& residual);
+  /// {the stream's total normed, the total}
+  std::pair<at::Tensor, at::Tensor> add(const Residual& stream);
   at::Tensor weight;  // (D)
   bool fused;
 };
@@ -58,7 +71,7 @@ TORCH_MODULE(FeedForward);
 /// The unit of sharding: FSDPP_MODULE makes `block(x)` gather and free its parameters around the call.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const ModelConfig& config);
-  at::Tensor forward(at::Tensor x);  // (B, T, D) → (B, T, D)
+  Residual forward(const Residual& stream);
   RMSNorm norm1{nullptr}, norm2{nullptr};
   Attention attn{nullptr};
   FeedForward ffn{nullptr};
