@@ -4,6 +4,7 @@
 #include "fsdpp/api/deferred_init.h"
 #include "fsdpp/api/fully_shard.h"
 #include "fsdpp/api/module_holder.h"
+#include "fsdpp/api/step_graph.h"
 #include "fsdpp/engine/policy.h"
 #include "fsdpp/api/unit_handle.h"
 #include "fsdpp/base/error.h"

@@ -35,7 +35,8 @@ void Unit::pre_backward() {
   if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
   if (!unshards_in_backward_ && state_ == UnitState::Sharded) return;
   gather(GatherReason::Backward);
-  if (expected_grads_ == 0) context_->reshard_later(shared_from_this());  // no gradient of its own will say that it is done
+  if (expected_grads_ == 0 && reshard_after_backward_)
+    context_->reshard_later(shared_from_this());  // no gradient of its own will say that it is done
   context_->prefetch_backward(*this);
   show();
   for (auto& weak : borrowed_)

@@ -1,5 +1,6 @@
 // Orders of forward and backward that people use: values as in plain training, units sharded afterwards.
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
@@ -126,6 +127,34 @@ TEST_P(Lifecycle, LossFromATensorThatForwardKeptAside) {
       EXPECT_FALSE(m->w2.grad().defined());
       EXPECT_TRUE(unit.is_sharded());
     });
+}
+
+struct FrozenFirstImpl : torch::nn::Module {
+  FrozenFirstImpl() {
+    first = register_module("first", torch::nn::Linear(3, 3));
+    head = register_module("head", torch::nn::Linear(3, 2));
+    for (auto& p : first->parameters()) p.requires_grad_(false);
+  }
+  at::Tensor forward(const at::Tensor& x) { return head(first(x)).sum(); }
+  Hooked<torch::nn::Linear> first{nullptr}, head{nullptr};
+};
+FSDPP_MODULE(FrozenFirst);
+
+// Nothing that a gradient decides: ranks may use different parameters, and must go on gathering the same units.
+TEST_P(Lifecycle, UnitKeptAfterBackwardThoughItHasNoGradientOfItsOwn) {
+  each_rank([&](std::shared_ptr<World> world) {
+    FrozenFirst m;
+    auto mesh = Mesh::shard(world);
+    auto first = fully_shard(m->first, mesh, {.reshard_after_forward = false}), root = fully_shard(m, mesh);
+    first.set_reshard_after_backward(false);
+    for (int step = 0; step < 3; ++step) {
+      m(at::ones({2, 3}).requires_grad_()).backward();
+      EXPECT_FALSE(first.is_sharded()) << step;
+      EXPECT_TRUE(root.is_sharded()) << step;
+    }
+    EXPECT_EQ(first.stats().forward_gathers, 1);
+    EXPECT_EQ(first.stats().backward_gathers, 0);
+  });
 }
 
 TEST_P(Lifecycle, BackwardTwiceOverAKeptGraphAddsUp) {
