@@ -76,6 +76,12 @@ class MiniLLMStepper final : public Stepper {
   std::optional<fsdpp::StepGraph> graph_;
 };
 
+/// With a mesh of its own, so that variants share neither buffers nor the recorded order of units.
+minillm::Place own_place(const minillm::Place& place, const std::string& name) {
+  const std::shared_ptr<fsdpp::comm::World> world(&place.mesh->world(), [](auto*) {});  // place.mesh outlives the variants
+  return {fsdpp::comm::Mesh::shard(world, name), place.device, place.rank, place.world_size};
+}
+
 /// minillm with some of its flags.
 struct Flags {
   bool fused = true, in_backward = false, keep_cast = false, graph = false;
@@ -89,8 +95,8 @@ std::unique_ptr<Stepper> make_minillm(const Setup& setup, const minillm::Place& 
   return std::make_unique<MiniLLMStepper>(options, place);
 }
 Variant sharded(std::string name, std::string what, const Flags& flags) {
-  return {.name = std::move(name), .what = std::move(what), .sharded = true,
-          .make = [flags](const Setup& s) { return make_minillm(s, s.place, flags); }};
+  return {.name = name, .what = std::move(what), .sharded = true,
+          .make = [name, flags](const Setup& s) { return make_minillm(s, own_place(s.place, name), flags); }};
 }
 
 minillm::Place alone(const minillm::Place& place) { return {nullptr, place.device, 0, 1}; }

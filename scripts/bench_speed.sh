@@ -2,7 +2,7 @@
 # On a machine with one GPU: a training step of MiniLLM by fsdpp, by plain LibTorch and by PyTorch FSDP2 in turns in the same call, at
 # the seed's shape and at a launch-bound one, beside the limit of the seed's shape. Prints a short table last, with ratios.
 # Parts: build seed launch memory limit (default), fabric (exposed communication on simulated networks of 8, 64 and 1,024 ranks).
-# VARIANTS: those of bench_step, by commas (default all).
+# VARIANTS: those of bench_step, by commas.
 # Usage: [VARIANTS=sharded,plain] scripts/bench_speed.sh [PART…]
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -11,6 +11,7 @@ source scripts/measure.sh
 start_files
 
 bench_step=$BUILD/bin/bench_step
+variants=${VARIANTS:-sharded,sharded-lean,sharded-fast,sharded-graph,plain,plain-graph}
 peer() { # peer NAME SECONDS SCRIPT_FLAGS…
   local name=$1 limit=$2
   shift 2
@@ -21,7 +22,7 @@ shape() {
   local name=$1 turn products=()
   shift
   for turn in 1 2 3; do
-    step "bench_step, $name shape, turn $turn" 120 "$bench_step" --device cuda --shape "$name" --turns 2 ${VARIANTS:+--variants "$VARIANTS"} \
+    step "bench_step, $name shape, turn $turn" 120 "$bench_step" --device cuda --shape "$name" --turns 2 --variants "$variants" \
       "${products[@]}"
     products=(--no-products) # once is enough
     case $turn in

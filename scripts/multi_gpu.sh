@@ -111,14 +111,14 @@ if has faults && ((n > 1)); then
 fi
 if has speed; then
   for size in "${sizes[@]}"; do
-    launched "fsdpp, $size GPUs, before the peers" 60 "$size" "$bin/bench_step" --device "$device" --variants sharded --no-products "${shape[@]}"
+    launched "fsdpp, $size GPUs, before the peers" 60 "$size" "$bin/bench_step" --device "$device" --variants sharded,sharded-fast --no-products "${shape[@]}"
     peer "FSDP2 eager, $size GPUs" 60 "$size"
     peer "FSDP2 compiled, fused AdamW, $size GPUs" 120 "$size" --compile --fused
-    launched "fsdpp, $size GPUs, after the peers" 60 "$size" "$bin/bench_step" --device "$device" --variants sharded --no-products "${shape[@]}"
+    launched "fsdpp, $size GPUs, after the peers" 60 "$size" "$bin/bench_step" --device "$device" --variants sharded,sharded-fast --no-products "${shape[@]}"
   done
 fi
 if has deep; then
-  launched "dim 4096, 32 layers, recomputation, $n GPUs" 240 "$n" "$bin/bench_step" --device "$device" --variants sharded \
+  launched "dim 4096, 32 layers, recomputation, $n GPUs" 240 "$n" "$bin/bench_step" --device "$device" --variants sharded-lean \
     --no-products "${deep[@]}"
 fi
 if has profile; then
