@@ -27,10 +27,11 @@ export OMP_NUM_THREADS=2
 
 # What the parts other than the suite run: enough of the tree to be built in a minute or two.
 targets=(fsdpp-run minillm bench_host kernels_gpu_test comm_conformance_processes_test dist_training_test dist_offload_test
-  dist_fsdp2_parity_test)
+  dist_fsdp2_parity_test dist_graph_test)
 has suite && targets=(all)
 if has build; then
-  { cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFSDPP_WITH_CUDA=ON -DFSDPP_BUILD_TESTS=ON &&
+  { cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFSDPP_UNITY_BUILD=ON -DFSDPP_WITH_CUDA=ON \
+      -DFSDPP_BUILD_TESTS=ON &&
     timeout "${BUILD_LIMIT:-300}" cmake --build "$BUILD" --parallel "$(nproc)" --target "${targets[@]}"; } >"$OUT/build.log" 2>&1 || { grep -E 'error|Error' -A5 "$OUT/build.log" | head -60; exit 1; }
   note build ok
 fi
@@ -41,6 +42,8 @@ if has tests; then
       "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/comm_conformance_processes_test"
     check "training, $n ranks on one GPU, sleeps on streams" 200 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
       "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/dist_training_test"
+    check "steps in a CUDA graph, $n ranks on one GPU" 200 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
+      "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/dist_graph_test"
     check "CPU offload, $n ranks on one GPU" 120 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
       "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/dist_offload_test"
   done
