@@ -3,6 +3,7 @@
 
 #include "bench_kernels.h"
 #include "kernels/activation.h"
+#include "kernels/column_sums.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/rms_norm.h"
 
@@ -22,7 +23,9 @@ void* half(void** arrays, int k) { return static_cast<char*>(arrays[k / 2]) + st
 /// Device memory for weights, sums and targets, made once.
 struct Small {
   static constexpr size_t kBytes = size_t{1} << 20;
-  DeviceBytes memory{kBytes * 4 + rms_norm_scratch_bytes(int64_t{1} << 20, kDim, DType::BF16)};
+  static constexpr int64_t kMostRows = int64_t{1} << 20;
+  DeviceBytes memory{kBytes * 4 + std::max(rms_norm_scratch_bytes(kMostRows, kDim, DType::BF16),
+                                           column_sums_scratch_bytes(kMostRows, kDim, DType::BF16))};
   Small() {
     std::vector<uint16_t> ones(kDim, 0x3f80);
     std::vector<int64_t> targets(kBytes / 8);
@@ -143,6 +146,17 @@ Row norm_backward_row(bool add, int64_t rows) {
       });
 }
 
+Row column_sums_row(int64_t rows) {
+  const auto args = [=](auto array, int64_t n) {
+    ColumnSumsArgs a;
+    a.x = array(0), a.dtype = DType::BF16, a.out = array(1), a.out_dtype = DType::BF16, a.rows = n / kDim, a.columns = kDim;
+    return a;
+  };
+  return row<ColumnSumsArgs>(
+      "column sums bf16, " + std::to_string(rows) + " x 2048", "n·2", 2, rows * kDim, kCheckedRows * kDim, column_sums,
+      column_sums_cpu, args, [](ColumnSumsArgs& a) { a.scratch = small().scratch(); }, [](ColumnSumsArgs&) {});
+}
+
 Row silu_row(bool gated) {
   const auto args = [=](auto array, int64_t n) {
     return SiluArgs{array(0), array(1), gated ? array(2) : nullptr, DType::BF16, n};
@@ -184,6 +198,7 @@ std::vector<Row> fused_rows() {
   std::vector<Row> rows;
   for (const int64_t count : {int64_t{8192}, kNumel / kDim})
     for (const bool add : {false, true}) rows.push_back(norm_row(add, count)), rows.push_back(norm_backward_row(add, count));
+  for (const int64_t count : {int64_t{8192}, kNumel / kDim}) rows.push_back(column_sums_row(count));
   for (const bool gated : {false, true}) rows.push_back(silu_row(gated)), rows.push_back(silu_backward_row(gated));
   for (const bool gradient : {false, true}) rows.push_back(cross_entropy_row(gradient));
   return rows;

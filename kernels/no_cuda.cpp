@@ -1,4 +1,5 @@
 #include "kernels/activation.h"
+#include "kernels/column_sums.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/kernels.h"
 #include "kernels/rms_norm.h"
@@ -22,6 +23,8 @@ int scale_by(void* /*data*/, DType /*dtype*/, int64_t /*numel*/, const double* /
 int rms_norm(const RmsNormArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 size_t rms_norm_scratch_bytes(int64_t /*rows*/, int64_t /*dim*/, DType /*dtype*/) { return 0; }
 int rms_norm_backward(const RmsNormBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
+size_t column_sums_scratch_bytes(int64_t /*rows*/, int64_t /*columns*/, DType /*dtype*/) { return 0; }
+int column_sums(const ColumnSumsArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int silu(const SiluArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int silu_backward(const SiluBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int cross_entropy(const CrossEntropyArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }

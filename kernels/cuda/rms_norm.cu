@@ -1,5 +1,6 @@
 #include "kernels/rms_norm.h"
 
+#include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/rows.cuh"
 
 namespace fsdpp::kernels {
@@ -8,8 +9,6 @@ namespace {
 // Blocks that a Hopper GPU holds at once. Constants, so that the order of the additions does not depend on the device.
 constexpr unsigned kForwardBlocks = 3 * 132;
 constexpr unsigned kBackwardBlocks = 2 * 132;
-constexpr int kColumnThreads = 32;  // the final sum over blocks: columns × parts of the rows
-constexpr int kRowParts = 32;
 
 template <class T>
 using Compute = typename ComputeType<T>::type;
@@ -243,27 +242,6 @@ __global__ void __launch_bounds__(kRowThreads, kAhead<N, K> ? 2 : 1) backward_ke
     write_partials(group, groups, sums, a.partials + static_cast<int64_t>(blockIdx.x) * a.dim, a.dim);
 }
 
-/// out[i] = Σ over rows of partials[row, i].
-template <class C, class Out>
-__global__ void __launch_bounds__(kColumnThreads* kRowParts)
-    column_sums_kernel(Out* out, const C* partials, int64_t rows, int64_t dim, bool accumulate) {
-  __shared__ C parts[kRowParts][kColumnThreads];
-  const int column = static_cast<int>(threadIdx.x) % kColumnThreads;
-  const int part = static_cast<int>(threadIdx.x) / kColumnThreads;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kColumnThreads + column;
-  C sum = 0;
-  if (i < dim) {
-#pragma unroll 4
-    for (int64_t r = part; r < rows; r += kRowParts) sum += partials[r * dim + i];
-  }
-  parts[part][column] = sum;
-  __syncthreads();
-  if (part != 0 || i >= dim) return;
-  for (int k = 1; k < kRowParts; ++k) sum += parts[k][column];
-  if (accumulate) sum += to_compute<C>(out[i]);
-  from_compute(sum, out[i]);
-}
-
 template <class T>
 Forward<T> typed(const RmsNormArgs& a, const RowPlan& plan) {
   using C = Compute<T>;
@@ -310,12 +288,8 @@ int launch(const RmsNormBackwardArgs& a, cudaStream_t stream) {
     backward_kernel<T, N, K><<<plan.blocks, plan.group_threads * plan.groups, shared, stream>>>(typed<T>(a, plan));
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || a.grad_weight == nullptr)
     return static_cast<int>(error);
-  const auto columns = static_cast<unsigned>((a.dim + kColumnThreads - 1) / kColumnThreads);
-  return with_type(a.grad_weight_dtype, [&](auto out) {
-    column_sums_kernel<<<columns, kColumnThreads * kRowParts, 0, stream>>>(
-        static_cast<decltype(out)*>(a.grad_weight), static_cast<const C*>(a.scratch), plan.blocks, a.dim, a.accumulate);
-    return static_cast<int>(cudaGetLastError());
-  });
+  return final_column_sums(a.grad_weight, a.grad_weight_dtype, static_cast<const C*>(a.scratch), plan.blocks, a.dim,
+                           a.accumulate, stream);
 }
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }

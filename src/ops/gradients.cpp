@@ -2,13 +2,40 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
 #include "base/enforce.h"
+#include "kernels/column_sums.h"
 #include "ops/destination.h"
+#include "ops/kernel_use.h"
 
 namespace fsdpp::ops {
+namespace {
+
+// Whether the kernel may write the sums of these columns there, and sums in the type that they are wanted in.
+bool has_column_sums_kernel(const at::Tensor& out, const at::Tensor& rows) {
+  const bool known = shard::has_kernel_dtype(rows.scalar_type()) && shard::has_kernel_dtype(out.scalar_type());
+  const bool here = (rows.is_cpu() || rows.is_cuda()) && out.device() == rows.device();
+  return known && here && rows.is_contiguous() && out.is_contiguous() &&
+         (out.scalar_type() != at::kDouble || rows.scalar_type() == at::kDouble);
+}
+
+void run_column_sums(const at::Tensor& out, const at::Tensor& rows, bool accumulate) {
+  kernels::ColumnSumsArgs args{.x = data_of(rows), .dtype = shard::kernel_dtype(rows.scalar_type()), .out = data_of(out)};
+  args.out_dtype = shard::kernel_dtype(out.scalar_type()), args.accumulate = accumulate;
+  args.rows = rows.size(0), args.columns = rows.size(1);
+  at::Tensor scratch;
+  if (rows.is_cuda()) {
+    const auto bytes = static_cast<int64_t>(kernels::column_sums_scratch_bytes(args.rows, args.columns, args.dtype));
+    scratch = at::empty({bytes}, rows.options().dtype(at::kByte));
+    args.scratch = data_of(scratch);
+  }
+  run("column_sums", rows, args, kernels::column_sums, kernels::column_sums_cpu);
+}
+
+}  // namespace
 
 at::Tensor rows_of(const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); }
 
@@ -33,6 +60,7 @@ void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& 
 }
 
 void column_sums_into(const at::Tensor& out, const at::Tensor& rows, bool accumulate) {
+  if (has_column_sums_kernel(out, rows)) return run_column_sums(out, rows, accumulate);
   auto sums = rows.sum(at::IntArrayRef{0}, /*keepdim=*/false, out.scalar_type());
   if (accumulate)
     out.add_(sums);

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "kernels/activation.h"
+#include "kernels/column_sums.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/rms_norm.h"
 #include "unit/kernels/device_array.h"
@@ -155,6 +156,71 @@ TEST(FusedGpu, RmsNormRefusesRowsThatDoNotFitInRegisters) {
   RmsNormArgs a;
   a.rows = 1, a.dim = kMaxRmsNormWidth + 8;
   EXPECT_NE(rms_norm(a, nullptr), 0);
+}
+
+/// Numbers of which every order of additions gives the same sum.
+void fill_with_integers(Twin& twin, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(twin.host.size() / size_of(twin.dtype));
+  for (float& v : values) v = static_cast<float>(random() % 19) - 9;
+  cast_cpu({twin.host.data(), twin.dtype, values.data(), DType::F32, static_cast<int64_t>(values.size())});
+  twin.device.write(twin.host);
+}
+
+/// A matrix whose columns are summed on both sides.
+struct ColumnSums {
+  NormCase c;
+  Twin x, out;
+  DeviceArray scratch;
+  ColumnSums(const NormCase& given, DType out_dtype)
+      : c(given),
+        x(c.dtype, c.rows * c.dim, c.shift, 1),
+        out(out_dtype, c.dim, c.shift, 2),
+        scratch(DType::F32, static_cast<int64_t>(column_sums_scratch_bytes(c.rows, c.dim, c.dtype) / 4), 0) {}
+  void run(bool accumulate) {
+    ColumnSumsArgs a{x.host.data(), c.dtype, out.host.data(), out.dtype, accumulate, nullptr, c.rows, c.dim};
+    column_sums_cpu(a);
+    a.x = x.device.data(), a.out = out.device.data(), a.scratch = scratch.data();
+    expect_success(column_sums(a, nullptr));
+  }
+};
+
+void expect_exact_column_sums(const NormCase& c, DType out_dtype, bool accumulate) {
+  ColumnSums sums(c, out_dtype);
+  fill_with_integers(sums.x, 1), fill_with_integers(sums.out, 2);
+  sums.run(accumulate);
+  ASSERT_EQ(first_difference(sums.out.device.read(), sums.out.host, out_dtype), -1) << c.describe();
+  ASSERT_TRUE(sums.out.device.guards_untouched() && sums.scratch.guards_untouched()) << c.describe();
+  ASSERT_TRUE(sums.x.device.read() == sums.x.host) << c.describe();
+}
+
+TEST(FusedGpu, ColumnSumsOfIntegersAreThoseOfTheCpu) {
+  int turn = 0;
+  for (const DType dtype : kAll)
+    for (const int64_t columns : {1, 2, 7, 8, 24, 64, 100, 256, 264, 2048, 2049})
+      for (const int64_t rows : {0, 1, 3, 65, 700})
+        for (const int64_t shift : {0, 1}) {
+          ++turn;
+          ASSERT_NO_FATAL_FAILURE(expect_exact_column_sums({dtype, rows, columns, shift}, kAll[turn / 2 % 4], turn % 3 == 0));
+        }
+  // Strips of several turns, with one or many blocks beside each other.
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    ASSERT_NO_FATAL_FAILURE(expect_exact_column_sums({dtype, 100003, 1, 0}, DType::F32, false));
+    ASSERT_NO_FATAL_FAILURE(expect_exact_column_sums({dtype, 70, 135200, 0}, DType::F32, true));
+    ASSERT_NO_FATAL_FAILURE(expect_exact_column_sums({dtype, 700, 5121, 1}, DType::F32, false));
+  }
+}
+
+TEST(FusedGpu, ColumnSumsRepeatBitForBit) {
+  for (const DType dtype : kAll)
+    for (const int64_t columns : {2047, 2048}) {
+      ColumnSums sums({dtype, 700, columns, 0}, dtype);
+      sums.run(false);
+      const Bytes first = sums.out.device.read();
+      ASSERT_NO_FATAL_FAILURE(expect_same(sums.out, sums.c.describe()));
+      sums.run(false);
+      ASSERT_TRUE(sums.out.device.read() == first) << sums.c.describe();
+    }
 }
 
 void for_flat_cases(const std::function<void(DType, int64_t, int64_t)>& expect) {
