@@ -17,9 +17,11 @@
 namespace fsdpp::engine {
 namespace {
 
+using torch::autograd::edge_list;
 using torch::autograd::Engine;
 using torch::autograd::SavedVariable;
 using torch::autograd::SavedVariableHooks;
+using torch::autograd::variable_list;
 
 constexpr int kNoTask = -2;  // autograd has -1 for "outside backward"
 
@@ -108,8 +110,14 @@ struct Refilled : SavedVariableHooks {
   at::Tensor value;
 };
 
+/// Only the hooks are its own. LibTorch starts threads for devices once a process, for one engine (engine.h: "a single instance of
+/// this struct"), so every backward is LibTorch's own engine's; whatever else is called on this one uses state of the thread only.
 struct HookingEngine final : Engine {
   ~HookingEngine() override { stop(); }
+  variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph, bool accumulate_grad,
+                        const edge_list& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
   std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
     auto* run = Run::current;
     if (!run || run->task != torch::autograd::get_current_graph_task_id()) return nullptr;
@@ -132,6 +140,7 @@ void install_engine() {
                 "Try: torch.utils.checkpoint from Python, or a process without it.");
   FSDPP_ENFORCE(torch::autograd::get_current_graph_task_id() < 0, UsageError,
                 "checkpoint: expected the first call of the process outside backward, got it inside. Try: call it once in a forward.");
+  engine.initialize_device_threads_pool();  // so that they are its own for sure
   torch::autograd::set_default_engine_stub(&HookingEngine::get);
 }
 
