@@ -2,8 +2,8 @@
 // By shape: resharding after forward, keeping gathered parameters, accumulating gradients, recomputing activations. One JSON
 // object a row, then a table; fails if a figure is off.
 //
-// Formulas. formula_bytes: engine (fsdpp::memory_formula of the model) + optimizer (twice the shards) + unsharded gradients +
-// activations, as minillm --dry-run prints; the engine's part must equal what the dry run computes from sizes alone. peak_bytes
+// Formulas. formula_bytes: the total of minillm --dry-run (minillm::MemoryPlan); the engine's part (fsdpp::memory_formula of the model)
+// must equal what the dry run computes from sizes alone. peak_bytes
 // (CUDA): most bytes of tensors at once in the steps after the model was built, by LibTorch's allocator; goal: formula ± 1 %.
 // resident_bytes: between steps; resident_formula: shards + optimizer + reserved_buffer_bytes. device_allocs: cudaMalloc calls in
 // the steps after the second; goal 0. On the CPU, where no allocator counts, the engine's own figures alone are compared.

@@ -61,12 +61,23 @@ int64_t head_bytes(const Options& options) {
   return width * chunk * model.vocab + kFp32 * model.vocab * model.dim;
 }
 
+/// The head; or, once backward has begun, gradients that are written in place, and what the last feed-forward layer makes again.
+int64_t working_bytes(const Options& options, const fsdpp::UnitMemory& block, const fsdpp::UnitMemory& root) {
+  const auto& model = options.model;
+  const auto tokens_bytes = gathered_width(options) * options.batch * options.seq;
+  if (!model.fused) return head_bytes(options) + gathered_width(options) * std::max(model.vocab * model.dim, 12 * model.dim * model.dim);
+  const bool in_place = !block.reduces_on_wire && options.grad_accum == 1;
+  const auto gradients = in_place ? block.sharded_gradient_bytes + root.sharded_gradient_bytes : 0;
+  return std::max(head_bytes(options), gradients + 8 * model.dim * tokens_bytes);
+}
+
 const char* activations_formula(const ModelConfig& model) {
-  if (model.fused)
-    return model.recompute ? "about (layers + 12)*dim * batch*seq elements, a chunk of logits, the head's gradient"
-                           : "about layers*12*dim * batch*seq elements, a chunk of logits, the head's gradient";
-  return model.recompute ? "about ((layers + 16)*dim + 4*vocab) * batch*seq elements"
-                         : "about (layers*16*dim + 4*vocab) * batch*seq elements";
+  if (model.fused) return model.recompute ? "(layers + 12)*dim * batch*seq elements" : "layers*12*dim * batch*seq elements";
+  return model.recompute ? "about (layers + 16)*dim * batch*seq elements" : "about layers*16*dim * batch*seq elements";
+}
+const char* working_formula(const ModelConfig& model) {
+  return model.fused ? "logits of a chunk and the head's gradient; or gradients of root and block, 8*dim * batch*seq elements"
+                     : "4*vocab * batch*seq elements, gradients of the largest parameters";
 }
 
 }  // namespace
@@ -83,10 +94,11 @@ MemoryPlan memory_plan(const Options& options, int world_size) {
   MemoryPlan memory;
   memory.engine = fsdpp::memory_formula(units, options.grad_accum > 1);
   memory.optimizer = 2 * memory.engine.shards;
-  memory.unsharded_gradients = width * (model.fused ? model.vocab * model.dim : std::max(root.used_numel, block.used_numel));
   const auto of_block = model.fused ? 12 : 16;
   const auto blocks = model.recompute ? model.layers + of_block : model.layers * of_block;  // with recomputation: every input, and one block
-  memory.activations = width * options.batch * options.seq * blocks * model.dim + head_bytes(options);
+  memory.activations = width * options.batch * options.seq * blocks * model.dim;
+  memory.activations_of_a_block = width * options.batch * options.seq * of_block * model.dim;
+  memory.working = working_bytes(options, units.front(), units.back());
   return memory;
 }
 
@@ -109,9 +121,9 @@ std::string dry_run_text(const Options& options, int world_size) {
               row("gathered buffers", "two blocks and the root; none where the shard itself serves", m.engine.gathered),
               row("gradient buffers", "two blocks and the root, fp32; all units with --grad-accum; else none on one rank",
                   m.engine.gradients),
-              row("unsharded gradients", options.model.fused ? "of the embedding" : "of the largest unit", m.unsharded_gradients),
               row("activations", activations_formula(options.model), m.activations),
-              row("total", "", m.total()));
+              row("working memory", working_formula(options.model), m.working),
+              row("total", "with the larger of: activations and working memory; gradients and a block's activations", m.total()));
 }
 
 }  // namespace minillm
