@@ -45,16 +45,19 @@ struct CuptiApi {
 
 /// Throws ConfigError with the explanation of `result`.
 void check_cupti(CUptiResult result, const char* what);
+/// Throws ConfigError where CUPTI said that all went well but gave nothing.
+void check_given(const void* given, const char* what);
 /// Text of the driver's parameters, or empty.
 [[nodiscard]] std::string driver_params();
 
 using Bytes = std::vector<uint8_t>;
 [[nodiscard]] std::vector<const char*> pointers(const std::vector<std::string>& names);
 
-/// A host object with a set of metrics.
+/// A host object with a set of metrics. CUPTI keeps the pointers to the name of the chip and to the image of available
+/// counters (it is not told the image's size, so it has no copy): both live as long as the object.
 class HostConfig {
  public:
-  HostConfig(const CuptiApi& api, CounterKind kind, const std::string& chip, const Bytes& availability);
+  HostConfig(const CuptiApi& api, CounterKind kind, std::string chip, Bytes availability);
   ~HostConfig();
   HostConfig(const HostConfig&) = delete;
   HostConfig& operator=(const HostConfig&) = delete;
@@ -67,13 +70,15 @@ class HostConfig {
 
  private:
   const CuptiApi& api_;
+  std::string chip_;
+  Bytes availability_;
   CUpti_Profiler_Host_Object* object_ = nullptr;
   Bytes image_;
   int passes_ = 0;
 };
 
-/// The chip of a device, after making sure that the profiling API is initialised.
-[[nodiscard]] std::string chip_of(const CuptiApi& api, int device);
+/// The chip of a device, after making sure that the profiling API is initialised and works there. Throws ConfigError where not.
+[[nodiscard]] std::string chip_of(const CuptiApi& api, int device, CounterKind kind);
 [[nodiscard]] CUcontext current_context();
 [[nodiscard]] Bytes range_availability(const CuptiApi& api, CUcontext context);
 [[nodiscard]] Bytes pm_availability(const CuptiApi& api, int device);

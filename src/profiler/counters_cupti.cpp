@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "base/enforce.h"
 #include "profiler/counters_api.h"
@@ -27,7 +28,7 @@ class CuptiRangeCounters final : public RangeCounters {
   CuptiRangeCounters(const CuptiApi& api, int device, CounterRequest request, int max_kernels)
       : api_(api),
         context_(current_context()),
-        chip_(chip_of(api, device)),
+        chip_(chip_of(api, device, CounterKind::Range)),
         metrics_(checked_set(request.set, chip_).metrics),
         host_(api, CounterKind::Range, chip_, range_availability(api, context_)) {
     check_cupti(host_.configure(metrics_), "configuration of the range profiler");
@@ -50,10 +51,12 @@ class CuptiRangeCounters final : public RangeCounters {
     FSDPP_CUPTI_PARAMS(CUpti_RangeProfiler_Start_Params, p);
     p.pRangeProfilerObject = object_;
     check_cupti(api_.cuptiRangeProfilerStart(&p), "start of the range profiler");
+    started_ = true;
   }
   bool end_step() override {
     FSDPP_CUPTI_PARAMS(CUpti_RangeProfiler_Stop_Params, p);
     p.pRangeProfilerObject = object_;
+    FSDPP_ENFORCE(std::exchange(started_, false), UsageError, "counters: expected a step that began, got none");
     check_cupti(api_.cuptiRangeProfilerStop(&p), "stop of the range profiler");
     return p.isAllPassSubmitted != 0;
   }
@@ -77,9 +80,15 @@ class CuptiRangeCounters final : public RangeCounters {
     FSDPP_CUPTI_PARAMS(CUpti_RangeProfiler_Enable_Params, p);
     p.ctx = context_;
     check_cupti(api_.cuptiRangeProfilerEnable(&p), "range profiler");
+    check_given(p.pRangeProfilerObject, "a range profiler");
     object_ = p.pRangeProfilerObject;
   }
   void disable() noexcept {
+    if (started_) {  // a step that did not end
+      FSDPP_CUPTI_PARAMS(CUpti_RangeProfiler_Stop_Params, p);
+      p.pRangeProfilerObject = object_;
+      api_.cuptiRangeProfilerStop(&p);
+    }
     FSDPP_CUPTI_PARAMS(CUpti_RangeProfiler_Disable_Params, p);
     p.pRangeProfilerObject = object_;
     api_.cuptiRangeProfilerDisable(&p);
@@ -124,6 +133,7 @@ class CuptiRangeCounters final : public RangeCounters {
   CUpti_RangeProfiler_Object* object_ = nullptr;
   Bytes data_;
   int64_t dropped_ = 0;
+  bool started_ = false;
 };
 
 /// Decodes on its own thread, so that the hardware's buffer does not run over.
@@ -131,7 +141,7 @@ class CuptiPmSampler final : public PmSampler {
  public:
   CuptiPmSampler(const CuptiApi& api, int device, const std::string& set, int64_t interval_ns, int64_t max_samples)
       : api_(api),
-        chip_(chip_of(api, device)),
+        chip_(chip_of(api, device, CounterKind::PmSampling)),
         metrics_(checked_set(set, chip_).metrics),
         host_(api, CounterKind::PmSampling, chip_, pm_availability(api, device)),
         max_samples_(max_samples) {
@@ -141,6 +151,7 @@ class CuptiPmSampler final : public PmSampler {
     FSDPP_CUPTI_PARAMS(CUpti_PmSampling_Enable_Params, p);
     p.deviceIndex = static_cast<size_t>(device);
     check_cupti(api_.cuptiPmSamplingEnable(&p), "PM sampling");
+    check_given(p.pPmSamplingObject, "a sampler");
     object_ = p.pPmSamplingObject;
     try {
       configure(static_cast<uint64_t>(interval_ns));
@@ -168,6 +179,7 @@ class CuptiPmSampler final : public PmSampler {
   }
   std::vector<CounterSample> stop() override {
     end();
+    FSDPP_ENFORCE(problem_.empty(), ConfigError, "{}", problem_);
     check_cupti(error_, "decoding of PM samples");
     if (!samples_.empty()) samples_.erase(samples_.begin());  // the first one covers time before the start
     return std::move(samples_);
@@ -206,8 +218,15 @@ class CuptiPmSampler final : public PmSampler {
     p.pCounterData = data_.data();
     return api_.cuptiPmSamplingCounterDataImageInitialize(&p);
   }
-  /// All that the hardware holds now.
-  void drain() {
+  /// All that the hardware holds now. On the decoder's thread and in the destructor, so what goes wrong is noted.
+  void drain() noexcept {
+    try {
+      if (problem_.empty()) decode();
+    } catch (const std::exception& e) {
+      problem_ = e.what();
+    }
+  }
+  void decode() {
     for (bool more = true; more && error_ == CUPTI_SUCCESS;) {
       FSDPP_CUPTI_PARAMS(CUpti_PmSampling_DecodeData_Params, p);
       p.pPmSamplingObject = object_;
@@ -265,9 +284,18 @@ class CuptiPmSampler final : public PmSampler {
   Bytes data_;
   std::vector<CounterSample> samples_;  ///< the decoder's until it ended
   CUptiResult error_ = CUPTI_SUCCESS;
+  std::string problem_;  ///< the decoder's too
   std::atomic<bool> overflow_ = false;
   std::jthread decoder_;
 };
+
+/// 1: unsupported, 2: disabled, 3: supported, 0: nobody knows.
+std::string unsupported(const CUpti_Profiler_DeviceSupported_Params& s) {
+  return fmt::format("expected a device whose counters CUPTI can read (3 each), got {}: architecture {}, SLI {}, vGPU {}, confidential "
+                     "compute {}, mining processor {}, WSL {}. Try: the machine's own GPU, not a virtual one.",
+                     static_cast<int>(s.isSupported), static_cast<int>(s.architecture), static_cast<int>(s.sli), static_cast<int>(s.vGpu),
+                     static_cast<int>(s.confidentialCompute), static_cast<int>(s.cmp), static_cast<int>(s.wsl));
+}
 
 Rung probe(Source source, const std::function<void()>& open) {
   try {
@@ -280,12 +308,18 @@ Rung probe(Source source, const std::function<void()>& open) {
 
 }  // namespace
 
-std::string chip_of(const CuptiApi& api, int device) {
+std::string chip_of(const CuptiApi& api, int device, CounterKind kind) {
   FSDPP_CUPTI_PARAMS(CUpti_Profiler_Initialize_Params, init);
   check_cupti(api.cuptiProfilerInitialize(&init), "initialisation of CUPTI's profiling");
+  FSDPP_CUPTI_PARAMS(CUpti_Profiler_DeviceSupported_Params, support);
+  support.cuDevice = device;
+  support.api = kind == CounterKind::Range ? CUPTI_PROFILER_RANGE_PROFILING : CUPTI_PROFILER_PM_SAMPLING;
+  check_cupti(api.cuptiProfilerDeviceSupported(&support), "support of the device");
+  FSDPP_ENFORCE(support.isSupported == CUPTI_PROFILER_CONFIGURATION_SUPPORTED, ConfigError, "counters: {}", unsupported(support));
   FSDPP_CUPTI_PARAMS(CUpti_Device_GetChipName_Params, chip);
   chip.deviceIndex = static_cast<size_t>(device);
   check_cupti(api.cuptiDeviceGetChipName(&chip), "name of the chip");
+  check_given(chip.pChipName, "the chip's name");
   return chip.pChipName;
 }
 

@@ -1,12 +1,14 @@
 #include <dlfcn.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
 #include <sstream>
 
 #include "base/enforce.h"
+#include "fsdpp/base/log.h"
 #include "profiler/counters_api.h"
 
 namespace fsdpp::profiler {
@@ -22,8 +24,17 @@ void* open_library(const std::string& library) {
   return handle;
 }
 
+/// CUPTI opens this library by its bare name, which may find another version's. Once the one beside CUPTI is loaded the name is its.
+void load_neighbour(void* cupti) {
+  Dl_info info{};
+  if (dladdr(dlsym(cupti, "cuptiProfilerHostInitialize"), &info) == 0 || info.dli_fname == nullptr) return;
+  const std::filesystem::path file = std::filesystem::path(info.dli_fname).parent_path() / "libnvperf_host.so";
+  static_cast<void>(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL));  // without it CUPTI searches, and says if it finds none
+}
+
 CuptiApi look_up(const std::string& library) {
   void* handle = open_library(library);
+  load_neighbour(handle);
   CuptiApi api;
   const auto find = [&](const char* name) {
     void* symbol = dlsym(handle, name);
@@ -90,8 +101,13 @@ std::string driver_params() {
 }
 
 void check_cupti(CUptiResult result, const char* what) {
+  log::debug(fmt::format("counters: {}: CUPTI returned {}", what, static_cast<int>(result)));
   FSDPP_ENFORCE(result == CUPTI_SUCCESS, ConfigError, "counters: {} failed: {}", what,
                 explain_counter_error(static_cast<int>(result), driver_params()));
+}
+
+void check_given(const void* given, const char* what) {
+  FSDPP_ENFORCE(given != nullptr, ConfigError, "counters: expected {} of CUPTI, got none. Try: another version of CUPTI.", what);
 }
 
 std::vector<const char*> pointers(const std::vector<std::string>& names) {
@@ -100,16 +116,17 @@ std::vector<const char*> pointers(const std::vector<std::string>& names) {
   return out;
 }
 
-HostConfig::HostConfig(const CuptiApi& api, CounterKind kind, const std::string& chip, const Bytes& availability)
-    : api_(api) {
+HostConfig::HostConfig(const CuptiApi& api, CounterKind kind, std::string chip, Bytes availability)
+    : api_(api), chip_(std::move(chip)), availability_(std::move(availability)) {
   FSDPP_CUPTI_PARAMS(CUpti_Profiler_Host_Initialize_Params, p);
   p.profilerType = kind == CounterKind::Range ? CUPTI_PROFILER_TYPE_RANGE_PROFILER : CUPTI_PROFILER_TYPE_PM_SAMPLING;
-  p.pChipName = chip.c_str();
-  p.pCounterAvailabilityImage = availability.empty() ? nullptr : availability.data();
+  p.pChipName = chip_.c_str();
+  p.pCounterAvailabilityImage = availability_.empty() ? nullptr : availability_.data();
   const CUptiResult result = api_.cuptiProfilerHostInitialize(&p);
   FSDPP_ENFORCE(result == CUPTI_SUCCESS, ConfigError,
-                "counters: expected a chip that CUPTI knows, got '{}' (CUPTI error {}).", chip,
+                "counters: expected a chip that CUPTI knows, got '{}' (CUPTI error {}).", chip_,
                 static_cast<int>(result));
+  check_given(p.pHostObject, "a host object");
   object_ = p.pHostObject;
 }
 

@@ -124,13 +124,14 @@ void CUPTIAPI Cupti::completed(CUcontext, uint32_t, uint8_t* buffer, size_t, siz
 }
 
 void CUPTIAPI Cupti::called_back(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
+  if (data == nullptr) return;
   try {
     if (domain == CUPTI_CB_DOMAIN_STATE) {
       const auto& note = static_cast<const CUpti_StateData*>(data)->notification;
       get().add_error("CUPTI says: " + std::string(note.message ? note.message : "?") + " " + get().lib_.text(note.result));
     } else if (domain == CUPTI_CB_DOMAIN_RESOURCE) {
       const auto& resource = *static_cast<const CUpti_ResourceData*>(data);
-      get().graph_node(id, *static_cast<const CUpti_GraphData*>(resource.resourceDescriptor));
+      if (resource.resourceDescriptor != nullptr) get().graph_node(id, *static_cast<const CUpti_GraphData*>(resource.resourceDescriptor));
     } else if (domain == CUPTI_CB_DOMAIN_DRIVER_API) {
       const auto& call = *static_cast<const CUpti_CallbackData*>(data);
       if (call.callbackSite == CUPTI_API_ENTER) get().launched(call.symbolName);

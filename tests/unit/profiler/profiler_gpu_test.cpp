@@ -12,8 +12,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <iostream>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "fsdpp/profiler/ceilings.h"
 #include "fsdpp/profiler/profiler.h"
@@ -158,6 +162,33 @@ TEST_F(ProfilerGpu, CopiesAndWaitsThenRecorded) {
   EXPECT_GT(profiler.key_averages().cuda_time_ns(), 0);
 }
 
+/// Says on stderr what it starts before it does, so that the last line names what did not return.
+class SayingCounters final : public RangeCounters {
+ public:
+  explicit SayingCounters(std::unique_ptr<RangeCounters> counters) : counters_(std::move(counters)) {}
+  ~SayingCounters() override { stage("end of counting"); }
+  void begin_step() override { stage("start of a pass"), counters_->begin_step(), stage("the step"); }
+  bool end_step() override { return stage("end of a pass"), counters_->end_step(); }
+  std::vector<CounterValues> ranges() override { return stage("decoding"), counters_->ranges(); }
+  int64_t dropped() const override { return counters_->dropped(); }
+  static void stage(const std::string& what) { std::clog << "counters: " << what << std::endl; }
+
+ private:
+  std::unique_ptr<RangeCounters> counters_;
+};
+class SayingDevice final : public CounterDevice {
+ public:
+  std::unique_ptr<RangeCounters> open(const CounterRequest& request, int max_kernels) override {
+    SayingCounters::stage("opening " + request.set + " for " + std::to_string(max_kernels) + " kernels");
+    return std::make_unique<SayingCounters>(device_->open(request, max_kernels));
+  }
+  void watch_launches() override { SayingCounters::stage("callbacks of launches on"), device_->watch_launches(); }
+  std::vector<std::string> launches() override { return SayingCounters::stage("callbacks of launches off"), device_->launches(); }
+
+ private:
+  std::unique_ptr<CounterDevice> device_ = cupti_counter_device(0);
+};
+
 /// Where counters are closed (rights, another holder) the rung must say so; where they are open, the verdicts must be right and
 /// tracing must still work after counting.
 TEST_F(ProfilerGpu, CountersOfAProductAndASumThenMeasuredOrAReason) {
@@ -174,7 +205,7 @@ TEST_F(ProfilerGpu, CountersOfAProductAndASumThenMeasuredOrAReason) {
   work();
   profiler.stop();
   const Trace before = profiler.trace();
-  StepCounters counting(cupti_counter_device(0), before, {});
+  StepCounters counting(std::make_unique<SayingDevice>(), before, {});
   while (!counting.done()) {
     counting.begin_step();
     work();
