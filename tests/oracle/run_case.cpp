@@ -15,6 +15,7 @@
 #include "fsdpp/optim/clip_grad_norm.h"
 #include "oracle/nodes.h"
 #include "oracle/numbers.h"
+#include "support/event_log.h"
 
 namespace fsdpp::test::oracle {
 namespace {
@@ -177,7 +178,7 @@ std::vector<RankResult> run_case(const json& c, bool sharded) {
   Wire wire(ranks);
   comm::LocalWorldOptions options;
   options.on_operation = [&](const comm::OperationEvent& e) {
-    if (e.label != "model check" && e.label != "grad_norm" && e.label != "step check") ++wire[static_cast<size_t>(e.rank)][e.op];
+    if (!EventLog::is_check(e.label) && e.label != "grad_norm") ++wire[static_cast<size_t>(e.rank)][e.op];
     return comm::Fault::None;
   };
   comm::run_local_world(
