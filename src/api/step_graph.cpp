@@ -28,17 +28,45 @@ struct StepGraph::Impl {
   std::function<at::Tensor()> step;
   int eager_steps;
   c10::Device device;
-  at::Tensor output;
-  std::optional<cuda::Graph> graph;  // goes before what it returned
+  std::vector<std::shared_ptr<engine::CommContext>> used = {};
+  at::Tensor output = {};
+  std::optional<cuda::Graph> graph = {};  // goes before what it returned
 
   at::Tensor run_eager() {
-    --eager_steps;
     auto current = cuda::current_stream(device);
     cuda::StreamGuard guard(graph->stream());
     graph->stream().wait(current);
-    auto result = step();
+    at::Tensor result;
+    try {
+      result = step();
+    } catch (...) {
+      current.wait(graph->stream());
+      throw;
+    }
     current.wait(graph->stream());
+    --eager_steps;
     return result;
+  }
+
+  // What code between the steps left: gathers that nobody used, gathered memory that a replay overwrites, parameters written.
+  void settle_units() const {
+    const auto current = cuda::current_stream(device);
+    for (auto& unit : engine::find_units(model)) {
+      if (unit->state() == engine::UnitState::Cached || unit->state() == engine::UnitState::Gathering) unit->reshard();
+      unit->refresh_casts(current);
+    }
+    join_streams(used);
+  }
+
+  // Nothing of the step was done, whatever the host believes.
+  void undo_capture() {
+    output = at::Tensor();
+    for (auto& context : used) context->reset_iteration();
+    for (auto& unit : engine::find_units(model)) {
+      unit->reshard();
+      unit->note_shard_written();
+    }
+    for (auto& p : model.parameters()) p.mutable_grad() = at::Tensor();
   }
 
   std::vector<std::shared_ptr<engine::CommContext>> contexts() const {
@@ -53,15 +81,14 @@ struct StepGraph::Impl {
   }
 
   void capture() {
-    const auto used = contexts();
+    used = contexts();
     try {
       graph->capture([&] {
         output = step();
         join_streams(used);
       });
     } catch (const std::exception& e) {
-      output = at::Tensor();
-      for (auto& context : used) context->reset_iteration();
+      undo_capture();
       fail<UsageError>("StepGraph: the training step can't be captured: {}. A captured step must not wait for the GPU or read from it. "
                        "Try: no item(), printing or clip_grad_norm_ (but clip_grad_norm_on_device_) in it, or train without StepGraph.",
                        e.what());
@@ -72,10 +99,10 @@ struct StepGraph::Impl {
 StepGraph::StepGraph(const torch::nn::Module& model, std::function<at::Tensor()> step, StepGraphOptions options) {
   FSDPP_ENFORCE(options.eager_steps >= 2, ConfigError, "StepGraph: expected eager_steps >= 2, got {}", options.eager_steps);
   const auto params = model.parameters();
-  FSDPP_ENFORCE(!params.empty(), UsageError, "StepGraph: expected a model with parameters, got one without");
+  FSDPP_ENFORCE(!params.empty(), UsageError, "StepGraph: expected a model with parameters, got one without. Try: call the step itself");
   const auto units = engine::find_units(model);
   const auto device = units.empty() ? params.front().device() : units.front()->context().mesh().device();
-  impl_.reset(new Impl{model, std::move(step), options.eager_steps, device, {}, {}});
+  impl_.reset(new Impl{model, std::move(step), options.eager_steps, device});
   if (device.is_cuda()) impl_->graph.emplace(device);
 }
 
@@ -86,6 +113,7 @@ bool StepGraph::captured() const noexcept { return impl_->graph && impl_->graph-
 at::Tensor StepGraph::operator()() {
   if (!impl_->graph) return impl_->step();
   if (impl_->eager_steps > 0) return impl_->run_eager();
+  if (captured()) impl_->settle_units();
   if (!captured()) impl_->capture();
   impl_->graph->replay();
   return impl_->output;

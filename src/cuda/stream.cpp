@@ -34,7 +34,8 @@ Event& join_event(c10::DeviceIndex device) {
 void StreamView::wait(const Event& event) const {
   if (!event.recorded_ || event.handle_ == nullptr) return;
   if (!is_cuda()) return event.synchronize();
-  if (event.capture_ != capture_of(*this)) return;
+  const bool joins = event.capture_ != 0 && event.capture_ == running_capture();
+  if (!joins && event.capture_ != capture_of(*this)) return;
   FSDPP_CUDA_CHECK(cudaStreamWaitEvent(handle_, event.handle_, 0));
 }
 

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/enforce.h"
 #include "engine/unit.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/base/log.h"
@@ -110,12 +111,18 @@ void CommContext::reset_iteration() noexcept {
   }
 }
 
+// One of a captured step says nothing to a step outside of it, nor the other way round.
+void CommContext::set_post_optim_event(cuda::Event event) {
+  if (!compute_stream().is_capturing()) post_optim_event_ = std::move(event);
+}
+
 void CommContext::begin_iteration() {
   log::set_iteration(iterations_++);
   if (!forward_order_.empty()) last_forward_order_ = std::exchange(forward_order_, {});
   if (post_forward_order_.size() > kLongestOrder) post_forward_order_.clear();
   if (!gathers_apart()) return;
-  if (auto event = std::exchange(post_optim_event_, std::nullopt))
+  const auto event = std::exchange(post_optim_event_, std::nullopt);
+  if (event && !compute_stream().is_capturing())
     gather_stream_.view().wait(*event);
   else
     gather_stream_.view().wait(compute_stream());
@@ -252,7 +259,13 @@ void CommContext::finish_backward(int task) {
 // Tells and asks the other ranks for which parameters they had gradients. Only a rank that lacks one waits for the answer.
 void CommContext::agree_on_step() {
   if (!reduces_on_wire() || !step_check_.reduced()) return;
-  if (compute_stream().is_capturing()) return step_check_.forget();  // the host does not come along when it is replayed
+  if (compute_stream().is_capturing()) {  // the host does not come along when it is replayed
+    FSDPP_ENFORCE(!adopted_, UsageError,
+                  "a step is captured in a graph, but in the one before other ranks had gradients for parameters of this rank that it lacked: "
+                  "expected the same parameters on all ranks. Try: set_reduce_scatter_unused_params(true), or no StepGraph.");
+    return step_check_.forget();
+  }
+  adopted_ = false;
   std::vector<char> flags;
   bool lacks = false;
   for (auto& [weak, count] : checked_units_) {
@@ -264,9 +277,10 @@ void CommContext::agree_on_step() {
   if (!lacks) return;
   const char* agreed = step_check_.agreed_flags();
   for (auto& [weak, count] : checked_units_) {
-    if (auto unit = weak.lock()) unit->adopt_gradient_flags(agreed);
+    if (auto unit = weak.lock()) adopted_ = unit->adopt_gradient_flags(agreed) || adopted_;
     agreed += count;
   }
+  compute_stream().wait(all_reduce_stream());  // on which hooks may have written parameters
 }
 
 // Units kept for parameters read late, and whatever else is gathered though no backward will come for it.

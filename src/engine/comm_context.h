@@ -101,7 +101,7 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   [[nodiscard]] bool is_last_backward() const noexcept { return is_last_backward_; }
   void set_is_last_backward(bool value) noexcept { is_last_backward_ = value; }
   /// The next iteration's gathers wait for `event` in place of the current stream. One-shot.
-  void set_post_optim_event(cuda::Event event) { post_optim_event_ = std::move(event); }
+  void set_post_optim_event(cuda::Event event);
   /// Abandons what a forward or backward that ended by an exception left behind.
   void reset_iteration() noexcept;
   /// The number of models compared across ranks so far on this mesh.
@@ -128,6 +128,7 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   std::optional<cuda::Event> post_optim_event_;
   cuda::Stream gather_stream_, reduce_stream_, all_reduce_stream_;
   bool copies_to_host_ = false;
+  bool adopted_ = false;  ///< the last backward took over gradients of other ranks
   std::vector<std::pair<cuda::StreamView, cuda::Event>> host_accesses_;  ///< the last one of each stream
   SlotPool gathered_pool_, gradient_pool_, staging_pool_;
   StepCheck step_check_;

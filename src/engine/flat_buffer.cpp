@@ -206,7 +206,7 @@ bool FlatBuffer::cast_is_current() const noexcept {
 }
 
 void FlatBuffer::refresh_cast(cuda::StreamView stream) {
-  if (cast_is_current()) return;
+  if (!cast_shard_.defined() || cast_is_current()) return;
   run_cast({.dst = cast_shard_.mutable_data_ptr(), .dst_dtype = kernel_dtype(config_.gathered_dtype), .src = shard_.const_data_ptr(),
             .src_dtype = kernel_dtype(config_.dtype), .numel = plan_.slice_numel}, stream);
   cast_valid_ = true;
@@ -223,7 +223,7 @@ void FlatBuffer::note_cast_written(size_t param) noexcept {
 
 comm::Ticket FlatBuffer::gather(SlotPool& pool, SlotPool& staging_pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
   if (aliased_ || plan_.slice_numel == 0) return {};
-  if (cast_shard_.defined()) refresh_cast(stream);
+  refresh_cast(stream);
   if (cast_shard_.defined() && config_.world_size == 1) return {};
   gathered_slot_ = pool.acquire(gathered_bytes(), stream);
   void* base = gathered_slot_->data();

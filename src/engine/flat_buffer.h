@@ -105,6 +105,8 @@ class FlatBuffer {
   /// Takes memory for the gathered buffer (on `stream`) and fills it: with one rank by a cast on `stream`; else writes the own
   /// slice, if a cast is needed, and issues the all-gather on `stream`.
   comm::Ticket gather(SlotPool& pool, SlotPool& staging_pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  /// Fills the kept cast shard on `stream` if it is not current; nothing if none is kept.
+  void refresh_cast(cuda::StreamView stream);
   /// The kept cast shard is stale, whatever the handles' versions say.
   void note_written() noexcept { cast_valid_ = false; }
   /// A parameter's part of the kept cast shard, for who writes the parameter; undefined if none is kept.
@@ -178,7 +180,6 @@ class FlatBuffer {
   [[nodiscard]] bool casts() const noexcept { return config_.dtype != config_.gathered_dtype; }
   [[nodiscard]] bool keeps_cast() const noexcept { return config_.keep_cast && casts() && !config_.offload_params; }
   [[nodiscard]] bool cast_is_current() const noexcept;
-  void refresh_cast(cuda::StreamView stream);
   [[nodiscard]] at::Tensor make_slice(bool on_host, bool zeroed) const;
   void set_scales();
   [[nodiscard]] std::optional<c10::ScalarType> dtype_of_replaced_handles() const;

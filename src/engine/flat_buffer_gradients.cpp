@@ -171,7 +171,8 @@ void FlatBuffer::publish_sharded_gradients() {
   }
   auto* storage = sharded_grad_.storage().unsafeGetStorageImpl();
   sharded_grad_storage_ = WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
-  if (complete) sharded_grad_ = at::Tensor();  // from now on the handles' gradients keep it
+  const bool alone = config_.world_size * config_.replicate_size == 1;
+  if (complete || alone) sharded_grad_ = at::Tensor();  // from now on the handles' gradients keep it
 }
 
 void FlatBuffer::adopt_gradient(size_t param) {

@@ -107,6 +107,13 @@ void Unit::step_by(std::weak_ptr<BackwardStepper> stepper) {
   for (auto& b : buffers_) b->expect_early_free();
 }
 
+void Unit::refresh_casts(cuda::StreamView stream) {
+  for (auto& b : buffers_) {
+    if (shard_written_) b->note_written();
+    b->refresh_cast(stream);
+  }
+}
+
 at::Tensor Unit::cast_view(const at::Tensor& parameter) const {
   for (auto& b : buffers_)
     for (size_t i = 0; i < b->params().size(); ++i)

@@ -35,6 +35,8 @@ enum class GatherReason { Forward, Backward, Explicit };
 class BackwardStepper {
  public:
   virtual ~BackwardStepper() = default;
+  /// False once its owner is gone: a captured graph may outlive that.
+  [[nodiscard]] virtual bool active() const noexcept = 0;
   /// These have new gradients, of one unit's reduction, and show their local shards; the current stream is the reduction's, gradients
   /// are off. Gradients that are dropped here are freed.
   virtual void step_some(const std::vector<at::Tensor>& parameters) = 0;
@@ -131,7 +133,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// one of them is missing.
   [[nodiscard]] bool append_gradient_flags(std::vector<char>& flags) const;
   /// The same bytes, as the maximum over the ranks: where only others had a gradient, it is this rank's too.
-  void adopt_gradient_flags(const char* flags);
+  /// True if there was one.
+  bool adopt_gradient_flags(const char* flags);
   [[nodiscard]] size_t param_count() const;
   /// Hands the sharded gradients to the handles.
   void restore_grads();
@@ -142,6 +145,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // -- use guard -------------------------------------------------------------------------------------------------------
   [[nodiscard]] bool serves_operators(const at::Tensor& tensor) const;
+  /// Brings kept cast shards up to date on `stream`, as the next gather would.
+  void refresh_casts(cuda::StreamView stream);
   /// The local shards changed, perhaps without a new version of the handles.
   void note_shard_written() noexcept { shard_written_ = true; }
   [[nodiscard]] bool is_shard_of(const at::Tensor& tensor) const;
@@ -166,7 +171,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void add_param_hook(const at::Tensor& handle, std::function<void(const at::Tensor&)> hook);
   /// From now on, while it lives, this optimizer updates the unit inside backward.
   void step_by(std::weak_ptr<BackwardStepper> stepper);
-  [[nodiscard]] bool steps_in_backward() const noexcept { return !stepper_.expired(); }
+  [[nodiscard]] bool steps_in_backward() const noexcept { return stepper() != nullptr; }
   void set_reduced_hook(FlatBuffer::ReducedHook hook) { reduced_hook_ = std::move(hook); }
   using UnitList = std::vector<std::weak_ptr<Unit>>;
   void set_forward_prefetch(UnitList units) { forward_prefetch_ = std::move(units); }
@@ -208,6 +213,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] bool reduces_in_place(const FlatBuffer& buffer) const;
   [[nodiscard]] bool wants_reduction(const FlatBuffer& buffer, bool others_reduce) const;
   void run_param_hooks(cuda::StreamView stream);
+  [[nodiscard]] std::shared_ptr<BackwardStepper> stepper() const noexcept {
+    auto known = stepper_.lock();
+    return known && known->active() ? known : nullptr;
+  }
   /// The user may drop gradients inside backward, on the reduction's stream.
   [[nodiscard]] bool runs_hooks() const noexcept { return has_param_hooks_ || steps_in_backward(); }
   void check_hooks() const;

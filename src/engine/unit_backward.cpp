@@ -190,13 +190,13 @@ void Unit::run_param_hooks(cuda::StreamView stream) {
   cuda::StreamGuard stream_guard(stream);
   at::NoGradGuard no_grad;
   ShardAccess access;
-  const auto stepper = stepper_.lock();
+  const auto stepping = stepper();
   std::vector<ParamState*> ready;
   std::vector<at::Tensor> handles;
   for (auto& b : buffers_)
     for (auto& p : b->params()) {
       auto h = p.handle();
-      if ((p.hooks.empty() && !stepper) || !h.defined() || !p.reduced || !p.sharded_grad.defined()) continue;
+      if ((p.hooks.empty() && !stepping) || !h.defined() || !p.reduced || !p.sharded_grad.defined()) continue;
       h.mutable_grad() = std::exchange(p.sharded_grad, at::Tensor());
       p.grad_put_aside = false;
       if (state_ == UnitState::Shown) point_handle(h, p.shard_view);
@@ -206,7 +206,7 @@ void Unit::run_param_hooks(cuda::StreamView stream) {
     }
   if (ready.empty()) return;
   hooks_run_ = true;
-  if (stepper) stepper->step_some(handles);
+  if (stepping) stepping->step_some(handles);
   if (state_ != UnitState::Shown) return;
   for (size_t i = 0; i < ready.size(); ++i) point_handle(handles[i], ready[i]->gathered_view);
 }
@@ -253,11 +253,13 @@ bool Unit::append_gradient_flags(std::vector<char>& flags) const {
   return lacks && reduced;
 }
 
-void Unit::adopt_gradient_flags(const char* flags) {
+bool Unit::adopt_gradient_flags(const char* flags) {
+  bool any = false;
   for (auto& b : buffers_)
     for (size_t i = 0; i < b->params().size(); ++i, ++flags)
-      if (*flags && !b->params()[i].reduced) b->adopt_gradient(i);
+      if (*flags && !b->params()[i].reduced) b->adopt_gradient(i), any = true;
   run_param_hooks(context_->all_reduce_stream());
+  return any;
 }
 
 void Unit::restore_grads() {

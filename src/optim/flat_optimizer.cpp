@@ -72,7 +72,8 @@ struct FlatOptimizer::Captured {
     Run run;
     Entry* first;  // of its entries, which count alike
   };
-  explicit Captured(at::Tensor memory) : numbers(std::move(memory)) {}
+  Captured(const cuda::Graph& in, at::Tensor memory) : graph(&in), numbers(std::move(memory)) {}
+  const cuda::Graph* graph;
   CapturedNumbers numbers;
   std::vector<Launch> launches;
   std::vector<Update> updates;
@@ -171,7 +172,11 @@ void FlatOptimizer::allocate(const std::vector<Entry*>& entries) {
     state_bytes_ += static_cast<int64_t>(flat.nbytes());
   }
   for (Entry* e : entries) e->allocated = true;
-  if (first.is_cuda() && !numbers_on(first.device())) numbers_.push_back(CapturedNumbers::make_memory(first.device(), entries_.size()));
+  if (!first.is_cuda()) return;
+  std::erase_if(numbers_, [&](const at::Tensor& memory) {
+    return memory.device() == first.device() && memory.numel() < static_cast<int64_t>(entries_.size()) * CapturedNumbers::kSlotBytes;
+  });
+  if (!numbers_on(first.device())) numbers_.push_back(CapturedNumbers::make_memory(first.device(), entries_.size()));
 }
 
 const at::Tensor* FlatOptimizer::numbers_on(c10::Device device) const {
@@ -269,10 +274,10 @@ void FlatOptimizer::step_some(const std::vector<at::Tensor>& parameters) {
 void FlatOptimizer::apply(std::vector<Update> updates, double grad_scale) {
   if (updates.empty()) return;
   const trace::Scope scope(trace::Kind::Optimizer, who_);
-  const c10::Device device = updates.front().entry->handle.device();
+  c10::Device device = c10::kCPU;
   Captured* captured = nullptr;
-  if (cuda::Graph* graph = cuda::Graph::capturing(); graph && cuda::current_stream(device).is_capturing()) {
-    check_capturable(updates);
+  if (cuda::Graph* graph = capturing(updates, device)) {
+    check_capturable(updates, device);
     captured = &captured_in(*graph, device);
   }
   if (!captured) allocate_missing(updates);
@@ -300,8 +305,8 @@ void FlatOptimizer::note_updated(const std::vector<Update>& updates) {
 }
 
 FlatOptimizer::Captured& FlatOptimizer::captured_in(cuda::Graph& graph, c10::Device device) {
-  if (const auto running = captured_.lock()) return *running;
-  const auto made = std::make_shared<Captured>(*numbers_on(device));
+  if (const auto running = captured_.lock(); running && running->graph == &graph) return *running;
+  const auto made = std::make_shared<Captured>(graph, *numbers_on(device));
   captured_ = made;
   graph.before_replay([self = shared_from_this(), made] {
     self->captured_.reset();  // the capture is over
@@ -310,8 +315,21 @@ FlatOptimizer::Captured& FlatOptimizer::captured_in(cuda::Graph& graph, c10::Dev
   return *made;
 }
 
-void FlatOptimizer::check_capturable(const std::vector<Update>& updates) const {
+cuda::Graph* FlatOptimizer::capturing(const std::vector<Update>& updates, c10::Device& device) {
+  cuda::Graph* const graph = cuda::Graph::capturing();
+  if (!graph) return nullptr;
   for (const Update& u : updates) {
+    device = u.entry->handle.device();
+    if (cuda::current_stream(device).is_capturing()) return graph;
+  }
+  return nullptr;
+}
+
+void FlatOptimizer::check_capturable(const std::vector<Update>& updates, c10::Device device) const {
+  for (const Update& u : updates) {
+    FSDPP_ENFORCE(u.entry->handle.device() == device, UsageError,
+                  "{}: expected all parameters of a captured step on {}, got '{}' on {}. Try: an optimizer for each device, this one "
+                  "outside the graph", who_, device.str(), u.entry->name, u.entry->handle.device().str());
     FSDPP_ENFORCE(u.entry->allocated, UsageError,
                   "{}: expected parameter '{}' to have been updated before its update is captured in a graph. Try: some steps without "
                   "the graph first", who_, u.entry->name);

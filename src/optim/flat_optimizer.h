@@ -57,6 +57,9 @@ class FlatOptimizer : public engine::BackwardStepper, public std::enable_shared_
   FlatOptimizer(const FlatOptimizer&) = delete;
   FlatOptimizer& operator=(const FlatOptimizer&) = delete;
 
+  /// Its owner is gone: it steps no more in backward. Graphs that captured it keep its state.
+  void retire() noexcept { active_ = false; }
+  [[nodiscard]] bool active() const noexcept override { return active_; }
   void step(double grad_scale);
   /// An update of these parameters only, those of other optimizers left out. Their gradients are dropped.
   void step_some(const std::vector<at::Tensor>& parameters) override;
@@ -98,7 +101,9 @@ class FlatOptimizer : public engine::BackwardStepper, public std::enable_shared_
   void note_updated(const std::vector<Update>& updates);
   struct Captured;
   [[nodiscard]] Captured& captured_in(cuda::Graph& graph, c10::Device device);
-  void check_capturable(const std::vector<Update>& updates) const;
+  /// The graph that these updates are captured in, if one is; the device is theirs.
+  [[nodiscard]] static cuda::Graph* capturing(const std::vector<Update>& updates, c10::Device& device);
+  void check_capturable(const std::vector<Update>& updates, c10::Device device) const;
   void before_replay(Captured& captured);
   void check_handle(const Entry& entry) const;
   void find_shardings();
@@ -115,6 +120,7 @@ class FlatOptimizer : public engine::BackwardStepper, public std::enable_shared_
   std::vector<std::unique_ptr<StateStage>> stages_;  // by device; goes before the state that it copies
   [[nodiscard]] const at::Tensor* numbers_on(c10::Device device) const;
   std::vector<at::Tensor> numbers_;                  // by device: for captured launches
+  bool active_ = true;
   std::weak_ptr<Captured> captured_;                 // of the running capture; its graph keeps it
 };
 

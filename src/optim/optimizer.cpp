@@ -10,7 +10,7 @@
 namespace fsdpp::optim {
 
 Optimizer::Optimizer(std::unique_ptr<FlatOptimizer> impl) : impl_(std::move(impl)) {}
-Optimizer::~Optimizer() = default;
+Optimizer::~Optimizer() { impl_->retire(); }
 
 void Optimizer::step(double grad_scale) { impl_->step(grad_scale); }
 void Optimizer::step_in_backward(const torch::nn::Module& model) {

@@ -29,7 +29,8 @@ struct StepGraphOptions {
 /// Every call is one step of training, with the bits of a step without a graph. Learning rates may change between calls (fsdpp::optim's
 /// optimizers; LibTorch's have their numbers baked in); shapes, tensors and control flow may not.
 /// What can't be captured: waiting for the GPU or reading from it (item(), printing, clip_grad_norm_: use clip_grad_norm_on_device_),
-/// offloaded parameters, gradients or optimizer state, retries by exception. On the CPU every call runs the step as usual.
+/// offloaded parameters, gradients or optimizer state, retries by exception. Parameters may be written between calls (a checkpoint, an
+/// average); with keep_cast_shard the optimizer must be one of fsdpp::optim. On the CPU every call runs the step as usual.
 class FSDPP_API StepGraph {
  public:
   /// `model`: whose units take part (none: a plain model); must outlive this. Throws UsageError for a model without parameters.

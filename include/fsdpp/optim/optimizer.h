@@ -44,8 +44,9 @@ class FSDPP_API Optimizer {
   /// synchronised backward a step the result is step()'s, to the bit.
   ///
   /// What needs all gradients at once then throws UsageError: grad_norm, clip_grad_norm_, GradScaler. Parameters of units reduced more
-  /// than once in a backward are updated as often. The update runs on the reduction's stream. Ends with the optimizer, or when
-  /// another one takes the units.
+  /// than once in a backward are updated as often; if a backward throws, the units before stay updated. Several ranks keep the gradients
+  /// of a unit in which some are missing until backward ends. The update runs on the reduction's stream. Ends with the optimizer, or
+  /// when another one takes the units.
   void step_in_backward(const torch::nn::Module& model);
   /// Drops the gradients (set_to_none, the default) or fills them with zeros.
   void zero_grad(bool set_to_none = true);
