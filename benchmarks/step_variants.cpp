@@ -1,7 +1,6 @@
 #include "step_variants.h"
 
-#include <ATen/autocast_mode.h>
-
+#include "autocast.h"
 #include "fsdpp/base/error.h"
 #include "peers/plain_minillm.h"
 #include "trainer.h"
@@ -9,29 +8,9 @@
 namespace bench {
 namespace {
 
+using minillm::Autocast;
 using minillm::Batch;
 using minillm::Precision;
-
-/// As torch.autocast: fp32 weights, products in bf16.
-class Autocast {
- public:
-  Autocast(c10::DeviceType device, bool enabled) : device_(device), enabled_(enabled) {
-    if (!enabled_) return;
-    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
-    at::autocast::set_autocast_enabled(device_, true);
-  }
-  ~Autocast() {
-    if (!enabled_) return;
-    at::autocast::set_autocast_enabled(device_, false);
-    at::autocast::clear_cache();
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  c10::DeviceType device_;
-  bool enabled_;
-};
 
 /// minillm's model and optimizer, as its training loop uses them.
 class MiniLLMStepper final : public Stepper {

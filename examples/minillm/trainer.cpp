@@ -1,7 +1,6 @@
 #include "trainer.h"
 
 #include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "autocast.h"
 #include "device.h"
 #include "fsdpp/api/deferred_init.h"
 #include "fsdpp/api/fully_shard.h"
@@ -24,27 +24,6 @@ namespace minillm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// bf16 for an unsharded fp32 model, as torch.autocast gives it.
-class Autocast {
- public:
-  Autocast(c10::DeviceType device, bool enabled) : device_(device), enabled_(enabled) {
-    if (!enabled_) return;
-    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
-    at::autocast::set_autocast_enabled(device_, true);
-  }
-  ~Autocast() {
-    if (!enabled_) return;
-    at::autocast::set_autocast_enabled(device_, false);
-    at::autocast::clear_cache();
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  c10::DeviceType device_;
-  bool enabled_;
-};
 
 fsdpp::FullyShardOptions shard_options(const Options& options) {
   fsdpp::FullyShardOptions result;
