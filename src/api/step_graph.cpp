@@ -28,7 +28,8 @@ struct StepGraph::Impl {
   std::function<at::Tensor()> step;
   int eager_steps;
   c10::Device device;
-  std::vector<std::shared_ptr<engine::CommContext>> used = {};
+  std::vector<std::shared_ptr<engine::Unit>> units = {};  // of the capture
+  std::vector<std::shared_ptr<engine::CommContext>> used = {};  // theirs
   at::Tensor output = {};
   std::optional<cuda::Graph> graph = {};  // goes before what it returned
 
@@ -51,7 +52,7 @@ struct StepGraph::Impl {
   // What code between the steps left: gathers that nobody used, gathered memory that a replay overwrites, parameters written.
   void settle_units() const {
     const auto current = cuda::current_stream(device);
-    for (auto& unit : engine::find_units(model)) {
+    for (auto& unit : units) {
       if (unit->state() == engine::UnitState::Cached || unit->state() == engine::UnitState::Gathering) unit->reshard();
       unit->refresh_casts(current);
     }
@@ -62,7 +63,7 @@ struct StepGraph::Impl {
   void undo_capture() {
     output = at::Tensor();
     for (auto& context : used) context->reset_iteration();
-    for (auto& unit : engine::find_units(model)) {
+    for (auto& unit : units) {
       unit->reshard();
       unit->note_shard_written();
     }
@@ -71,7 +72,7 @@ struct StepGraph::Impl {
 
   std::vector<std::shared_ptr<engine::CommContext>> contexts() const {
     std::vector<std::shared_ptr<engine::CommContext>> result;
-    for (auto& unit : engine::find_units(model)) {
+    for (auto& unit : units) {
       FSDPP_ENFORCE(!unit->offloads(), UsageError,
                     "StepGraph: expected units on the device, got unit '{}' with an offload policy. Try: without StepGraph", unit->name());
       auto context = unit->context().shared_from_this();
@@ -81,6 +82,7 @@ struct StepGraph::Impl {
   }
 
   void capture() {
+    units = engine::find_units(model);
     used = contexts();
     try {
       graph->capture([&] {
