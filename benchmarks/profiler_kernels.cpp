@@ -3,7 +3,7 @@
 //   profiler_kernels times FILE [calls]     their times by CUPTI records
 //   profiler_kernels counters FILE          hardware counters and verdicts of one product and one copy kernel
 //   profiler_kernels samples FILE           the same by PM sampling
-// FILE gets JSON: {"kernels": {name: [ns, …]}} for times; {"source": …, "kernels": {name: {…}}} for counters. `run` and
+// FILE gets JSON: {"calls": …, "kernels": {name: [ns, …]}} for times, with a pause after each call; {"source": …, "kernels": {name: {…}}} for counters. `run` and
 // `counters` take the two kernels alone, `times` all of benchmarks/peers/torch_profiler_kernels.py.
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>
@@ -11,7 +11,9 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/softmax.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -20,6 +22,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fsdpp/profiler/ceilings.h"
@@ -62,6 +65,12 @@ struct All {
     static_cast<void>(at::mm(x, head));
     static_cast<void>(at::add(logits, logits));
     static_cast<void>(at::softmax(logits, 1));
+    pause();
+  }
+  /// Without it the power limit sets the clock, and with it the times, by what ran in the second before.
+  static void pause() {
+    c10::impl::VirtualGuardImpl(at::kCUDA).synchronizeDevice(0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
   }
 };
 
@@ -94,7 +103,7 @@ void times(const std::string& path, int calls) {
   std::map<std::string, std::vector<int64_t>> kernels;
   const Trace trace = traced([&] { repeat(all, calls); });
   for (const Kernel& k : trace.kernels) kernels[k.name].push_back(k.end_ns - k.start_ns);
-  write(path, {{"tool", "fsdpp"}, {"kernels", kernels}});
+  write(path, {{"tool", "fsdpp"}, {"calls", calls}, {"kernels", kernels}});
   if (!trace.audit.errors.empty()) throw std::runtime_error("the trace has errors");
 }
 

@@ -105,7 +105,7 @@ if has diff; then
   done
   check "minillm --profile, a larger batch" 120 "${minillm[@]}" --layers 4 --steps 8 --batch 10 --profile "$WORK/diff_c"
   prof_diff() {
-    "$BUILD/bin/fsdpp-prof" diff "$WORK/diff_$1/report.json" "$WORK/diff_$2/report.json" --threshold 10 --floor-ms 0.5
+    "$BUILD/bin/fsdpp-prof" diff "$WORK/diff_$1/report.json" "$WORK/diff_$2/report.json" --threshold 10 --floor-ms 1
   }
   export -f prof_diff
   export BUILD WORK

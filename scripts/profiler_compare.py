@@ -41,16 +41,21 @@ def plain(name):
 
 
 def medians(paths):
-    """Kernel name to the median over runs of each run's median: clocks drift between runs, not within calls of one."""
+    """(Kernel name, its place among those of the name in a call) to the median over runs of each run's median: clocks drift between runs,
+    not within calls of one."""
     runs = collections.defaultdict(list)
     names = {}
-    calls = collections.Counter()
+    count = collections.Counter()
     for path in paths:
-        for name, times in load(path)["kernels"].items():
-            runs[plain(name)].append(statistics.median(times))
-            names[plain(name)] = name
-            calls[plain(name)] += len(times)
-    return {key: (statistics.median(values), calls[key], names[key]) for key, values in runs.items()}
+        run = load(path)
+        for name, times in run["kernels"].items():
+            places = max(1, len(times) // run["calls"]) if len(times) % run["calls"] == 0 else 1
+            for place in range(places):
+                key = plain(name), place
+                runs[key].append(statistics.median(times[place::places]))
+                names[key] = name
+                count[key] += len(times[place::places])
+    return {key: (statistics.median(values), count[key], names[key]) for key, values in runs.items()}
 
 
 def compare_times(args):

@@ -188,21 +188,18 @@ template <class C, int N, int K>
 __device__ void write_partials(const RowGroup& group, int groups, WeightSums<C, N, K>& sums, C* out, int dim) {
   extern __shared__ __align__(16) unsigned char bytes[];
   C* const shared = reinterpret_cast<C*>(bytes);
-  for (int turn = 1; turn < groups; ++turn) {
-    __syncthreads();
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
+  for (int k = 0; k < K; ++k) {
+    for (int turn = 1; turn < groups; ++turn) {
+      __syncthreads();
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        if (group.id == turn) shared[(k * N + j) * group.threads + group.lane] = sums.v[k][j];
+        if (group.id == turn) shared[j * group.threads + group.lane] = sums.v[k][j];
       }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+      __syncthreads();
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        if (group.id == 0) sums.v[k][j] += shared[(k * N + j) * group.threads + group.lane];
+        if (group.id == 0) sums.v[k][j] += shared[j * group.threads + group.lane];
       }
     }
   }
@@ -283,7 +280,7 @@ template <class T, int N, int K>
 int launch(const RmsNormBackwardArgs& a, cudaStream_t stream) {
   using C = Compute<T>;
   const RowPlan plan = row_plan(a.rows, a.dim / N, K, kBackwardBlocks);
-  const size_t shared = plan.groups > 1 ? sizeof(C) * N * K * static_cast<size_t>(plan.group_threads) : 0;
+  const size_t shared = plan.groups > 1 ? sizeof(C) * N * static_cast<size_t>(plan.group_threads) : 0;
   if (plan.blocks > 0)
     backward_kernel<T, N, K><<<plan.blocks, plan.group_threads * plan.groups, shared, stream>>>(typed<T>(a, plan));
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || a.grad_weight == nullptr)

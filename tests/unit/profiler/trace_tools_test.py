@@ -72,7 +72,7 @@ class Traces(Files):
 
 class Times(Files):
     def run_with(self, ours, theirs):
-        files = [self.write(f"{i}.json", {"kernels": kernels}) for i, kernels in enumerate(ours + theirs)]
+        files = [self.write(f"{i}.json", {"calls": 60, "kernels": kernels}) for i, kernels in enumerate(ours + theirs)]
         return compare("times", *files[: len(ours)], "--with", *files[len(ours):])[0]
 
     def test_equal_medians_pass_and_drift_between_runs_cancels(self):
@@ -83,6 +83,10 @@ class Times(Files):
         self.assertEqual(self.run_with([{"k": [100] * 60}], [{"k": [103] * 60}]), 1)
         self.assertEqual(self.run_with([{"k": [100] * 60, "l": [1] * 60}], [{"k": [100] * 60}]), 1)
         self.assertEqual(self.run_with([{"k": [100] * 49}], [{"k": [100] * 49}]), 1)
+
+    def test_launches_of_one_kernel_are_compared_by_their_place_in_a_call(self):
+        self.assertEqual(self.run_with([{"k": [100, 200] * 60}], [{"k": [101, 199] * 60}]), 0)
+        self.assertEqual(self.run_with([{"k": [100, 200] * 60}], [{"k": [100, 210] * 60}]), 1)
 
 
 class Ncu(Files):
