@@ -148,7 +148,12 @@ class Entry {
     resident_ = after.allocated - before;
   }
 
+  /// Not timed: steps that find blocks again which another variant's turn has cut up.
+  static constexpr int kWarmUps = 2;
+  static int64_t steps_of_turn(int steps) { return kWarmUps + 2 * steps; }
   void turn(int steps, Samples& samples) {
+    for (int i = 0; i < kWarmUps; ++i) static_cast<void>(next());
+    bench::synchronize(device_);
     const auto allocs = bench::allocator_stats(device_).device_allocs;
     for (int i = 0; i < steps; ++i) {
       bench::synchronize(device_);
@@ -231,7 +236,7 @@ bench::Row simulated_row(const Context& c, const Entry& entry, double step_ms) {
   const double without = bench::spread_of(entry.without_delays.wall).median;
   const double exposed = step_ms - without;
   const double communication =
-      entry.wire_ms / (4.0 * c.settings.turns * c.settings.steps);  // in a row or not, with delays or not
+      entry.wire_ms / static_cast<double>(2 * c.settings.turns * Entry::steps_of_turn(c.settings.steps));  // with delays and without
   c.report.line(entry.variant().name + " on " + std::to_string(c.place.world_size) + " simulated ranks: exposed communication " +
                 fixed(exposed, 3) + " ms of a step of " + fixed(step_ms, 3) + " ms (" + fixed(100 * exposed / step_ms, 2) +
                 " %); on the wire by the model " + fixed(communication, 3) + " ms, hidden " +
