@@ -4,6 +4,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "engine/unit.h"
 
 namespace fsdpp::engine {
@@ -33,14 +36,26 @@ struct AfterAccumulate : torch::autograd::PostAccumulateGradHook {
   size_t index;
 };
 
+// One for a node, with the units whose modules returned its result, in the order in which backward comes to them.
 struct BeforeBackward : torch::autograd::FunctionPreHook {
-  explicit BeforeBackward(std::shared_ptr<Unit> u) : unit(std::move(u)) { unit->expect_backward(); }
-  ~BeforeBackward() override { unit->forget_backward(); }
+  ~BeforeBackward() override {
+    for (auto& exit : exits) exit.unit->forget_backward();
+  }
+  // A module that returned its input, and so what an earlier unit made, comes before that one.
+  void add(const std::shared_ptr<Unit>& unit) {
+    auto earlier = std::ranges::find_if(exits, [&](auto& exit) { return exit.unit->ended_before(*unit); });
+    exits.insert(earlier, {unit, unit->runs_first_for_backward()});
+    unit->expect_backward();
+  }
   variable_list operator()(const variable_list& grads) override {
-    unit->pre_backward();
+    for (auto& exit : exits) exit.unit->pre_backward(exit.last_module);
     return grads;
   }
-  std::shared_ptr<Unit> unit;
+  struct Exit {
+    std::shared_ptr<Unit> unit;
+    bool last_module;
+  };
+  std::vector<Exit> exits;
 };
 
 }  // namespace
@@ -70,7 +85,12 @@ ParamPlace accumulated_parameter(const at::Tensor& leaf) {
 
 void hook_output(const at::Tensor& output, const std::shared_ptr<Unit>& unit) {
   const auto& node = output.grad_fn();
-  if (node) node->add_pre_hook(std::make_unique<BeforeBackward>(unit));
+  if (!node) return;
+  for (auto& hook : node->pre_hooks())
+    if (auto* own = dynamic_cast<BeforeBackward*>(hook.get())) return own->add(unit);
+  auto made = std::make_unique<BeforeBackward>();
+  made->add(unit);
+  node->add_pre_hook(std::move(made));
 }
 
 }  // namespace fsdpp::engine

@@ -94,7 +94,7 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   void drain_reduces(size_t in_flight);
   /// Lets the compute stream wait for all reductions.
   void wait_reduces();
-  /// Gives back the memory of `unit`, whose frozen parameters may still be read, once backward has passed its forward's begin.
+  /// Gives back the memory of `unit`, which may still be read, once backward has passed its forward's begin.
   void reshard_later(const std::shared_ptr<Unit>& unit) { reshard_later_.push_back(unit); }
   /// Backward reaches `unit`: those that may be resharded now.
   void reshard_finished(const Unit& unit);

@@ -103,6 +103,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Parameters tied to another unit's: that unit is gathered along with this one, and stays so until this one's forward ends.
   void borrow(std::weak_ptr<Unit> owner) { borrowed_.push_back(std::move(owner)); }
 
+  /// No module that ran in this forward wants a backward, so in backward the one that runs now is the last of the unit.
+  [[nodiscard]] bool runs_first_for_backward() const noexcept { return !group_wants_backward_; }
   /// Whether this unit's last forward ended before the one of `later` began: in backward it comes when `later` is done.
   [[nodiscard]] bool ended_before(const Unit& later) const noexcept { return ended_at_ < later.began_at_; }
 
@@ -111,7 +113,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// was kept for backward, and it is given back.
   void expect_backward() noexcept { ++awaited_outputs_; }
   void forget_backward() noexcept;
-  void pre_backward();
+  /// `last_module`: the gradient of a module's output arrived for which runs_first_for_backward() was true.
+  void pre_backward(bool last_module = false);
   void before_accumulate(FlatBuffer& buffer, size_t param);
   /// See fsdpp::gradient_target.
   [[nodiscard]] std::optional<GradientTarget> gradient_target(FlatBuffer& buffer, size_t param);
@@ -201,6 +204,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void show_gathered();
   void end_group();
   void note_buffers();
+  [[nodiscard]] bool begin_group();
   void leave_group(const torch::nn::Module* module, bool will_backward);
   void install_accumulators();
   void release_accumulators();
@@ -222,6 +226,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void check_hooks() const;
   void finish_reduce(const std::vector<FlatBuffer*>& reducing);
   [[nodiscard]] bool has_frozen_params() const;
+  [[nodiscard]] bool may_be_read_on() const;
 
   std::string name_;
   std::vector<std::weak_ptr<torch::nn::Module>> modules_;
@@ -230,7 +235,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<std::unique_ptr<FlatBuffer>> buffers_;
   std::vector<std::weak_ptr<Unit>> borrowed_;
   std::vector<std::shared_ptr<Unit>> kept_alive_;
-  std::vector<const torch::nn::Module*> to_run_;  ///< modules of the unit that a forward has not reached
+  std::vector<const torch::nn::Module*> to_run_;  ///< of several modules, those that a forward has not ended
   bool group_wants_backward_ = false;
   std::string lost_hook_;            ///< a parameter whose engine hook the user replaced
   int64_t gathered_bytes_ = 0;
@@ -247,6 +252,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitList forward_prefetch_, backward_prefetch_;
   int backward_task_ = -1;       ///< autograd's graph task that is in this unit's backward
   int64_t expected_grads_ = 0, seen_grads_ = 0;
+  bool reached_last_module_ = false;  ///< by this backward: pre_backward(true)
   std::atomic<int64_t> awaited_outputs_{0};  ///< outputs whose graphs are alive
   int64_t began_at_ = 0, ended_at_ = 0;  ///< last forward, in the context's ticks
   bool shard_written_ = false;       ///< since the last gather

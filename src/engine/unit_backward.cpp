@@ -16,6 +16,7 @@ void Unit::begin_backward(int task) {
   backward_task_ = task;
   expected_grads_ = 0;
   seen_grads_ = 0;
+  reached_last_module_ = false;
   for (auto& b : buffers_)
     for (auto& p : b->params()) expected_grads_ += p.accumulator.expired() ? 0 : 1;
   context_->touch(shared_from_this());
@@ -29,10 +30,11 @@ void Unit::forget_backward() noexcept {
   }
 }
 
-void Unit::pre_backward() {
+void Unit::pre_backward(bool last_module) {
   trace::Scope scope(trace::Kind::PreBackward, name_);
   context_->reshard_finished(*this);
   if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
+  reached_last_module_ = reached_last_module_ || last_module;
   if (!unshards_in_backward_ && state_ == UnitState::Sharded) return;
   gather(GatherReason::Backward);
   if (expected_grads_ == 0 && reshard_after_backward_)
@@ -68,13 +70,16 @@ bool Unit::has_frozen_params() const {
   return false;
 }
 
+// All its gradients are there, but the inputs' may still want frozen parameters, or a module's whose backward is to come.
+bool Unit::may_be_read_on() const { return has_frozen_params() || (modules_.size() > 1 && !reached_last_module_); }
+
 void Unit::post_backward() {
   trace::Scope scope(trace::Kind::PostBackward, name_);
   targets_given_ = false;
   if (!reshard_after_backward_)
     hide();
-  else if (has_frozen_params())
-    context_->reshard_later(shared_from_this());  // their values may still be read for the inputs' gradients
+  else if (may_be_read_on())
+    context_->reshard_later(shared_from_this());
   else
     reshard();
   // Ranks may differ in which units a backward reaches, and when: those that allow it reduce at its end, in one order.

@@ -162,8 +162,7 @@ class Comparison:
             for key, want in expected.wire.items():
                 seen = self.ours["wire"].get(key, 0)
                 if seen != want:
-                    kind = ", backward_gathers among them" if any("backward_gathers" in line for line in self.problems) else ""
-                    self.differs(seen, want, f"{key} on the wire: {seen}, expected {want}{kind}")
+                    self.differs(seen, want, f"{key} on the wire: {seen}, expected {want}")
         if "refused" not in self.fsdp2:
             self.compare_with_fsdp2_counts(expected)
 

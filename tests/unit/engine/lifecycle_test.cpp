@@ -1,9 +1,11 @@
 // Orders of forward and backward that people use: values as in plain training, units sharded afterwards.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "support/event_log.h"
 #include "support/tiny_models.h"
 
 namespace fsdpp::test {
@@ -12,6 +14,7 @@ namespace {
 using comm::Mesh;
 using comm::run_local_world;
 using comm::World;
+using ::testing::ElementsAre;
 
 // w2 · w1 · x with each weight a unit.
 struct MatImpl : torch::nn::Module {
@@ -220,6 +223,87 @@ TEST_P(Lifecycle, ModelThatIsDroppedGivesItsMemoryBack) {
     net = TinyNet(nullptr);
     loss = at::Tensor();
     EXPECT_THROW((void)unit.stats(), UsageError);
+  });
+}
+
+// -- units of several modules --------------------------------------------------------------------------------------------
+
+// before · first · between · last, of which `first` and `last` are one unit.
+struct ScaleImpl : torch::nn::Module {
+  ScaleImpl() { w = register_parameter("w", at::full({2}, 0.5)); }
+  at::Tensor forward(const at::Tensor& x) { return used ? x * w : returns_input ? x : x * 1.0; }
+  at::Tensor w;
+  bool used = true, returns_input = false;
+};
+FSDPP_MODULE(Scale);
+struct AroundImpl : torch::nn::Module {
+  AroundImpl() {
+    for (auto [name, scale] : {std::pair{"before", &before}, {"first", &first}, {"between", &between}, {"last", &last}})
+      *scale = register_module(name, Scale());
+  }
+  at::Tensor forward(const at::Tensor& x) { return last(between(first(before(x)))); }
+  Scale before{nullptr}, first{nullptr}, between{nullptr}, last{nullptr};
+};
+FSDPP_MODULE(Around);
+
+UnitHandle shard_around(Around& model, const std::shared_ptr<Mesh>& mesh) {
+  for (auto& m : {model->before, model->between}) fully_shard(m, mesh);
+  auto both = fully_shard({model->first.ptr(), model->last.ptr()}, mesh);
+  fully_shard(model, mesh);
+  return both;
+}
+
+void expect_one_gather_each_way(const UnitHandle& unit, int64_t steps) {
+  EXPECT_EQ(unit.stats().forward_gathers, steps);
+  EXPECT_EQ(unit.stats().backward_gathers, steps);
+  EXPECT_TRUE(unit.is_sharded());
+}
+
+TEST_P(Lifecycle, UnitWhoseFirstModuleHasNoGradientIsGatheredOnceForBackward) {
+  enum class First { Unused, ReturnsItsInput, UsedOnRank0, Frozen, FrozenAsIsLast };
+  for (auto first : {First::Unused, First::ReturnsItsInput, First::UsedOnRank0, First::Frozen, First::FrozenAsIsLast})
+    each_rank([&](std::shared_ptr<World> world) {
+      SCOPED_TRACE(static_cast<int>(first));
+      Around m;
+      m->first->used = first >= First::Frozen || (first == First::UsedOnRank0 && world->rank() == 0);
+      m->first->returns_input = first != First::Unused;
+      m->first->w.requires_grad_(first < First::Frozen);
+      m->last->w.requires_grad_(first != First::FrozenAsIsLast);
+      auto both = shard_around(m, Mesh::shard(world));
+      unit_of(*m).set_reduce_scatter_unused_params(first == First::UsedOnRank0);
+      for (int step = 0; step < 2; ++step) m(at::ones({2})).sum().backward();
+      expect_one_gather_each_way(both, 2);
+      double later = first < First::UsedOnRank0 ? 0.25 : first != First::UsedOnRank0 ? 0.125 : (0.125 + (GetParam() - 1) * 0.25) / GetParam();
+      expect_all(full_grad(m->before->w), 2 * later);
+    });
+}
+
+// With a module in it that no gradient marks as done, the memory is given back when backward reaches what ran before.
+TEST_P(Lifecycle, UnitOfSeveralModulesIsShardedWithTheFirstOfThemOrBeforeTheNextUnit) {
+  for (bool used : {true, false})
+    each_rank([&](std::shared_ptr<World> world) {
+      Around m;
+      m->first->used = used;
+      auto both = shard_around(m, Mesh::shard(world));
+      auto loss = m(at::ones({2})).sum();
+      EventLog log;
+      loss.backward();
+      auto events = log.take_without({"unshard", "post_backward between", "reshard between", "reshard before"});
+      auto mine = used ? ElementsAre("reshard first", "post_backward first", "post_backward before")
+                       : ElementsAre("post_backward first", "reshard first", "post_backward before");
+      EXPECT_THAT(events, mine);
+      expect_one_gather_each_way(both, 1);
+    });
+}
+
+TEST_P(Lifecycle, UnitOfSeveralModulesPrefetchesItsListOnceAForward) {
+  each_rank([](std::shared_ptr<World> world) {
+    Around m;
+    auto both = shard_around(m, Mesh::shard(world));
+    auto between = unit_of(*m->between);
+    both.set_modules_to_forward_prefetch({between});
+    for (int step = 0; step < 2; ++step) m(at::ones({2})).sum().backward();
+    expect_one_gather_each_way(between, 2);
   });
 }
 
