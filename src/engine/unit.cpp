@@ -92,10 +92,15 @@ void Unit::note_buffers() {
   }
 }
 
-void Unit::add_param_hook(const at::Tensor& handle, std::function<void(const at::Tensor&)> hook) {
+Unit::Place Unit::find(const at::Tensor& handle) const noexcept {
   for (auto& b : buffers_)
-    for (auto& p : b->params())
-      if (p.handle().is_same(handle)) p.hooks.push_back(hook);
+    for (size_t i = 0; i < b->params().size(); ++i)
+      if (b->params()[i].handle().is_same(handle)) return {b.get(), i};
+  return {};
+}
+
+void Unit::add_param_hook(const at::Tensor& handle, std::function<void(const at::Tensor&)> hook) {
+  if (auto [buffer, i] = find(handle); buffer) buffer->params()[i].hooks.push_back(std::move(hook));
   has_param_hooks_ = true;
   for (auto& b : buffers_) b->expect_early_free();
 }
@@ -113,16 +118,12 @@ void Unit::refresh_casts(cuda::StreamView stream) {
 }
 
 at::Tensor Unit::cast_view(const at::Tensor& parameter) const {
-  for (auto& b : buffers_)
-    for (size_t i = 0; i < b->params().size(); ++i)
-      if (b->params()[i].handle().is_same(parameter)) return b->cast_view(i);
-  return {};
+  auto [buffer, i] = find(parameter);
+  return buffer ? buffer->cast_view(i) : at::Tensor();
 }
 
 void Unit::note_cast_written(const at::Tensor& parameter) noexcept {
-  for (auto& b : buffers_)
-    for (size_t i = 0; i < b->params().size(); ++i)
-      if (b->params()[i].handle().is_same(parameter)) b->note_cast_written(i);
+  if (auto [buffer, i] = find(parameter); buffer) buffer->note_cast_written(i);
 }
 
 bool Unit::manages(const torch::nn::Module* module) const {

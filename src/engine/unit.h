@@ -189,6 +189,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] std::string plan(bool rows_by_rank) const;
 
  private:
+  struct Place {
+    FlatBuffer* buffer = nullptr;
+    size_t index = 0;
+  };
+  /// Where a parameter is, by its handle; no buffer if the unit does not manage it.
+  [[nodiscard]] Place find(const at::Tensor& handle) const noexcept;
   [[nodiscard]] bool cache_is_current() const;
   /// Labels a collective by the unit; the root, which has no name, by `of_root`.
   [[nodiscard]] comm::OpInfo wire_info(std::string_view of_root) const { return {.label = name_.empty() ? of_root : std::string_view(name_)}; }

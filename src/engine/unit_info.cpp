@@ -41,9 +41,7 @@ bool Unit::serves_operators(const at::Tensor& tensor) const {
 
 std::string Unit::name_of(const at::Tensor& tensor) const {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
-  for (auto& b : buffers_)
-    for (auto& p : b->params())
-      if (p.handle().is_same(tensor)) return p.name;
+  if (auto [buffer, i] = find(tensor); buffer) return buffer->params()[i].name;
   for (auto& b : buffers_)
     for (auto& p : b->params()) {
       int64_t begin = p.shard_view.storage_offset(), end = begin + p.shard_view.numel();
@@ -53,10 +51,9 @@ std::string Unit::name_of(const at::Tensor& tensor) const {
 }
 
 at::Tensor Unit::local_shard(const at::Tensor& parameter) const {
-  for (auto& b : buffers_)
-    for (auto& p : b->params())
-      if (p.handle().is_same(parameter)) return state_ == UnitState::Shown ? p.shard_view : parameter;
-  fail<UsageError>("unit '{}' does not manage this tensor", name_);
+  auto [buffer, i] = find(parameter);
+  FSDPP_ENFORCE(buffer, UsageError, "unit '{}' does not manage this tensor", name_);
+  return state_ == UnitState::Shown ? buffer->params()[i].shard_view : parameter;
 }
 
 UnitMemory Unit::memory(bool as_root) const {
