@@ -43,8 +43,7 @@ class ForwardingCommunicator : public comm::Communicator {
   std::shared_ptr<comm::Communicator> inner_;
 };
 
-/// A world that wraps each of its communicators in a C.
-template <class C>
+/// A world that wraps each of its communicators.
 class ForwardingWorld : public comm::World {
  public:
   explicit ForwardingWorld(std::shared_ptr<comm::World> inner) : inner_(std::move(inner)) {}
@@ -55,9 +54,12 @@ class ForwardingWorld : public comm::World {
   const std::string& launcher() const noexcept override { return inner_->launcher(); }
   comm::Store& store() noexcept override { return inner_->store(); }
   std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
-    return std::make_shared<C>(inner_->make_communicator(name, std::move(ranks)));
+    return wrap(inner_->make_communicator(name, std::move(ranks)));
   }
   void barrier() override { inner_->barrier(); }
+
+ protected:
+  [[nodiscard]] virtual std::shared_ptr<comm::Communicator> wrap(std::shared_ptr<comm::Communicator> inner) = 0;
 
  private:
   std::shared_ptr<comm::World> inner_;
@@ -70,6 +72,15 @@ class UnlabelledCommunicator final : public ForwardingCommunicator {
 
  protected:
   comm::OpInfo adjust(const comm::OpInfo& info) const override { return {.label = {}, .timeout = info.timeout}; }
+};
+class UnlabelledWorld final : public ForwardingWorld {
+ public:
+  using ForwardingWorld::ForwardingWorld;
+
+ protected:
+  std::shared_ptr<comm::Communicator> wrap(std::shared_ptr<comm::Communicator> inner) override {
+    return std::make_shared<UnlabelledCommunicator>(std::move(inner));
+  }
 };
 
 }  // namespace fsdpp::test

@@ -1,10 +1,10 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <string>
+#include <string_view>
 #include <utility>
 
-#include "fsdpp/comm/world.h"
+#include "support/forwarding_world.h"
 
 namespace fsdpp::test {
 
@@ -24,36 +24,22 @@ struct WireCall {
 using Watch = std::function<void(const WireCall&)>;
 
 /// A communicator that sleeps on the caller's stream first: a missing wait between streams then shows as a wrong value.
-class SlowCommunicator final : public comm::Communicator {
+class SlowCommunicator final : public ForwardingCommunicator {
  public:
   SlowCommunicator(std::shared_ptr<comm::Communicator> inner, const Delays& delays, const Watch& watch)
-      : inner_(std::move(inner)), delays_(delays), watch_(watch) {}
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  const std::string& name() const noexcept override { return inner_->name(); }
-  c10::Device device() const noexcept override { return inner_->device(); }
+      : ForwardingCommunicator(std::move(inner)), delays_(delays), watch_(watch) {}
   comm::Ticket all_gather(comm::Buffer out, comm::ConstBuffer in, cuda::StreamView s, const comm::OpInfo& i) override {
     before("all_gather", delays_.gather, in, s, i);
-    return inner_->all_gather(out, in, s, i);
+    return ForwardingCommunicator::all_gather(out, in, s, i);
   }
   comm::Ticket reduce_scatter(comm::Buffer out, comm::ConstBuffer in, comm::ReduceOp op, cuda::StreamView s, const comm::OpInfo& i) override {
     before("reduce_scatter", delays_.reduce, in, s, i);
-    return inner_->reduce_scatter(out, in, op, s, i);
+    return ForwardingCommunicator::reduce_scatter(out, in, op, s, i);
   }
   comm::Ticket all_reduce(comm::Buffer out, comm::ConstBuffer in, comm::ReduceOp op, cuda::StreamView s, const comm::OpInfo& i) override {
     before("all_reduce", delays_.reduce, in, s, i);
-    return inner_->all_reduce(out, in, op, s, i);
+    return ForwardingCommunicator::all_reduce(out, in, op, s, i);
   }
-  comm::Ticket broadcast(comm::Buffer inout, int root, cuda::StreamView s, const comm::OpInfo& i) override {
-    return inner_->broadcast(inout, root, s, i);
-  }
-  comm::Ticket all_to_all(comm::Buffer out, comm::ConstBuffer in, cuda::StreamView s, const comm::OpInfo& i) override {
-    return inner_->all_to_all(out, in, s, i);
-  }
-  void group_begin() override { inner_->group_begin(); }
-  comm::Ticket group_end() override { return inner_->group_end(); }
-  void barrier(const comm::OpInfo& i) override { inner_->barrier(i); }
-  void abort(const std::string& why) noexcept override { inner_->abort(why); }
 
  private:
   void before(std::string_view op, double delay, const comm::ConstBuffer& in, cuda::StreamView s, const comm::OpInfo& info) const {
@@ -61,31 +47,22 @@ class SlowCommunicator final : public comm::Communicator {
     if (delay > 0) s.sleep(delay);
   }
 
-  std::shared_ptr<comm::Communicator> inner_;
   const Delays& delays_;
   const Watch& watch_;
 };
 
 /// A world whose communicators sleep as `delays` says at the time of the call, and tell `watch`.
-class SlowWorld final : public comm::World {
+class SlowWorld final : public ForwardingWorld {
  public:
-  explicit SlowWorld(std::shared_ptr<comm::World> inner) : inner_(std::move(inner)) {}
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  int local_rank() const noexcept override { return inner_->local_rank(); }
-  c10::Device device() const noexcept override { return inner_->device(); }
-  const std::string& launcher() const noexcept override { return inner_->launcher(); }
-  comm::Store& store() noexcept override { return inner_->store(); }
-  std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
-    return std::make_shared<SlowCommunicator>(inner_->make_communicator(name, std::move(ranks)), delays, watch);
-  }
-  void barrier() override { inner_->barrier(); }
+  using ForwardingWorld::ForwardingWorld;
 
   Delays delays;
   Watch watch;
 
- private:
-  std::shared_ptr<comm::World> inner_;
+ protected:
+  std::shared_ptr<comm::Communicator> wrap(std::shared_ptr<comm::Communicator> inner) override {
+    return std::make_shared<SlowCommunicator>(std::move(inner), delays, watch);
+  }
 };
 
 }  // namespace fsdpp::test

@@ -4,9 +4,8 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "fsdpp/comm/world.h"
+#include "support/forwarding_world.h"
 
 namespace fsdpp::test {
 
@@ -37,30 +36,19 @@ struct VirtualTime {
 };
 
 /// Collectives of `inner`, done at once, whose tickets take virtual time.
-class TimedCommunicator final : public comm::Communicator {
+class TimedCommunicator final : public ForwardingCommunicator {
  public:
-  TimedCommunicator(std::shared_ptr<comm::Communicator> inner, std::shared_ptr<VirtualTime> time) : inner_(std::move(inner)), time_(std::move(time)) {}
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  const std::string& name() const noexcept override { return inner_->name(); }
-  c10::Device device() const noexcept override { return inner_->device(); }
+  TimedCommunicator(std::shared_ptr<comm::Communicator> inner, std::shared_ptr<VirtualTime> time)
+      : ForwardingCommunicator(std::move(inner)), time_(std::move(time)) {}
   comm::Ticket all_gather(comm::Buffer out, comm::ConstBuffer in, cuda::StreamView s, const comm::OpInfo& i) override {
-    return timed(inner_->all_gather(out, in, s, i), time_->gather);
+    return timed(ForwardingCommunicator::all_gather(out, in, s, i), time_->gather);
   }
   comm::Ticket reduce_scatter(comm::Buffer out, comm::ConstBuffer in, comm::ReduceOp op, cuda::StreamView s, const comm::OpInfo& i) override {
-    return timed(inner_->reduce_scatter(out, in, op, s, i), time_->reduce);
+    return timed(ForwardingCommunicator::reduce_scatter(out, in, op, s, i), time_->reduce);
   }
   comm::Ticket all_reduce(comm::Buffer out, comm::ConstBuffer in, comm::ReduceOp op, cuda::StreamView s, const comm::OpInfo& i) override {
-    return timed(inner_->all_reduce(out, in, op, s, i), i.label == "step check" ? 0 : time_->reduce);  // which is a few bytes
+    return timed(ForwardingCommunicator::all_reduce(out, in, op, s, i), i.label == "step check" ? 0 : time_->reduce);  // which is a few bytes
   }
-  comm::Ticket broadcast(comm::Buffer inout, int root, cuda::StreamView s, const comm::OpInfo& i) override { return inner_->broadcast(inout, root, s, i); }
-  comm::Ticket all_to_all(comm::Buffer out, comm::ConstBuffer in, cuda::StreamView s, const comm::OpInfo& i) override {
-    return inner_->all_to_all(out, in, s, i);
-  }
-  void group_begin() override { inner_->group_begin(); }
-  comm::Ticket group_end() override { return inner_->group_end(); }
-  void barrier(const comm::OpInfo& i) override { inner_->barrier(i); }
-  void abort(const std::string& why) noexcept override { inner_->abort(why); }
 
  private:
   struct Timed final : comm::Ticket::State {
@@ -82,28 +70,19 @@ class TimedCommunicator final : public comm::Communicator {
     return comm::Ticket(std::make_shared<Timed>(std::move(ticket), time_, time_->issue(name(), milliseconds)));
   }
 
-  std::shared_ptr<comm::Communicator> inner_;
   std::shared_ptr<VirtualTime> time_;
 };
 
-class TimedWorld final : public comm::World {
+class TimedWorld final : public ForwardingWorld {
  public:
-  explicit TimedWorld(std::shared_ptr<comm::World> inner) : time(std::make_shared<VirtualTime>()), inner_(std::move(inner)) {}
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  int local_rank() const noexcept override { return inner_->local_rank(); }
-  c10::Device device() const noexcept override { return inner_->device(); }
-  const std::string& launcher() const noexcept override { return inner_->launcher(); }
-  comm::Store& store() noexcept override { return inner_->store(); }
-  std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
-    return std::make_shared<TimedCommunicator>(inner_->make_communicator(name, std::move(ranks)), time);
+  using ForwardingWorld::ForwardingWorld;
+
+  std::shared_ptr<VirtualTime> time = std::make_shared<VirtualTime>();
+
+ protected:
+  std::shared_ptr<comm::Communicator> wrap(std::shared_ptr<comm::Communicator> inner) override {
+    return std::make_shared<TimedCommunicator>(std::move(inner), time);
   }
-  void barrier() override { inner_->barrier(); }
-
-  std::shared_ptr<VirtualTime> time;
-
- private:
-  std::shared_ptr<comm::World> inner_;
 };
 
 }  // namespace fsdpp::test

@@ -92,7 +92,7 @@ TEST(GradientFlags, WithoutSynchronisationTheyAreAddedUpForTheLastBackward) {
 TEST(OrderCheck, RanksThatCallUnitsInDifferentOrdersGetAnErrorThatNamesThem) {
   std::atomic<int> caught = 0;
   run_local_world(2, [&](std::shared_ptr<World> world) {
-    auto mesh = Mesh::shard(std::make_shared<ForwardingWorld<UnlabelledCommunicator>>(world));
+    auto mesh = Mesh::shard(std::make_shared<UnlabelledWorld>(world));
     struct Both : torch::nn::Module {
       One first{1.0}, second{2.0};
       Both() { register_module("first", first), register_module("second", second); }
