@@ -140,15 +140,6 @@ LoaderWait loader_wait(const Trace& trace, Window window) {
   return out;
 }
 
-std::vector<StepTime> step_times(const Trace& trace, const std::vector<Work>& activities) {
-  std::vector<StepTime> out;
-  for (const StepMark& s : trace.steps) {
-    const Window window{s.start_ns, s.end_ns};
-    out.push_back({s.step, s.start_ns, split_time(activities, window), loader_wait(trace, window).total_ns});
-  }
-  return out;
-}
-
 Analysis analyse(const Trace& trace) {
   Analysis out;
   out.rank = trace.rank;
@@ -160,9 +151,10 @@ Analysis analyse(const Trace& trace) {
   out.idle = idle_pieces(trace, out.activities, out.window);
   for (const IdlePiece& p : out.idle) out.idle_ns[static_cast<size_t>(p.cause)] += p.end_ns - p.start_ns;
   out.gaps = launch_gaps(trace, out.activities, out.idle);
-  out.queue = launch_queue(trace, out.device, out.window);
-  out.loader = loader_wait(trace, out.window);
-  out.steps = step_times(trace, out.activities);
+  const Window on_host = host_window(trace, out.window);
+  out.queue = launch_queue(trace, out.device, on_host);
+  out.loader = loader_wait(trace, on_host);
+  out.steps = step_times(trace, out.activities, out.window);
   out.kernels = top_kernels(trace, out.device, out.window, 0);
   out.memory = memory_timeline(trace, out.device);
   return out;

@@ -8,19 +8,6 @@
 namespace fsdpp::profiler {
 namespace {
 
-struct Envelope {
-  int64_t start = 0;
-  int64_t end = 0;
-  template <class Records>
-  void add(const Records& records) {
-    for (const auto& r : records) {
-      if (r.start_ns <= 0 || r.end_ns < r.start_ns) continue;
-      start = start == 0 ? r.start_ns : std::min(start, r.start_ns);
-      end = std::max(end, r.end_ns);
-    }
-  }
-};
-
 bool cut(Work& a, Window window) {
   a.start_ns = std::max(a.start_ns, window.start_ns);
   a.end_ns = std::min(a.end_ns, window.end_ns);
@@ -111,24 +98,6 @@ void add_host(const Trace& trace, std::vector<Work>& out) {
 }
 
 }  // namespace
-
-Window analysis_window(const Trace& trace) {
-  Envelope device;
-  device.add(trace.kernels);
-  device.add(trace.copies);
-  Envelope steps;
-  steps.add(trace.steps);
-  if (steps.end > 0) {
-    int64_t end = std::max(steps.end, device.end);
-    if (trace.end_ns > 0) end = std::max(steps.end, std::min(end, trace.end_ns));
-    return {steps.start, end};
-  }
-  if (trace.end_ns > trace.start_ns) return {trace.start_ns, trace.end_ns};
-  device.add(trace.cpu_ops);
-  device.add(trace.scopes);
-  device.add(trace.collectives);
-  return {device.start, device.end};
-}
 
 int main_device(const Trace& trace) {
   std::map<int, int64_t> time;

@@ -130,7 +130,7 @@ class Summary {
  public:
   void add(const Analysis& a) {
     const double n = steps_of(a);
-    values_["step_ms"] += ms(a.split.window_ns) / n;  // not the steps' marks: the host sets them ahead of the device
+    values_["step_ms"] += ms(a.split.window_ns) / n;
     values_["compute_ms_per_step"] += ms(a.split.compute_ns) / n;
     values_["exposed_ms_per_step"] += ms(a.split.exposed_ns) / n;
     values_["idle_ms_per_step"] += ms(a.split.idle_ns) / n;

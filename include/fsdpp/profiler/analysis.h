@@ -23,9 +23,16 @@ struct Window {
   [[nodiscard]] int64_t length() const noexcept { return end_ns > start_ns ? end_ns - start_ns : 0; }
 };
 
-/// What is analysed: from the first step's start to the last step's end or the end of the device's work, whichever is
-/// later, inside the trace's window. Without steps the trace's window; without that the envelope of all records.
+/// What is analysed. With steps: all of them. The host marks a step's end while the device may be far behind, so a step
+/// ends when the host has marked its end and the device is done with what was launched until then, whichever is later;
+/// and there the next one begins. The first begins likewise, but with its first work on the device where the host runs
+/// ahead of it (launched for the second step before the device was done with the first). So the window of N steps is N
+/// periods, of the device or of the host, whichever is the slower. Inside the trace's window.
+/// Without steps the trace's window; without that the envelope of all records.
 [[nodiscard]] FSDPP_API Window analysis_window(const Trace& trace);
+
+/// The same as the host saw it: from its mark of the first step's start.
+[[nodiscard]] FSDPP_API Window host_window(const Trace& trace, Window window);
 
 /// The device with the most kernel time; kHostDevice if no kernel was recorded.
 [[nodiscard]] FSDPP_API int main_device(const Trace& trace);
@@ -155,10 +162,12 @@ struct LoaderWait {
 struct StepTime {
   int64_t step = 0;
   int64_t start_ns = 0;
-  TimeSplit split;  ///< its window is the step's, on the host's clock
-  int64_t loader_ns = 0;
+  TimeSplit split;        ///< of its part of the window (analysis_window)
+  int64_t loader_ns = 0;  ///< between its marks on the host
 };
-[[nodiscard]] FSDPP_API std::vector<StepTime> step_times(const Trace& trace, const std::vector<Work>& activities);
+/// The parts lie side by side: they sum to the window, unless steps are missing between others.
+[[nodiscard]] FSDPP_API std::vector<StepTime> step_times(const Trace& trace, const std::vector<Work>& activities,
+                                                         Window window);
 
 struct KernelSummary {
   std::string name;

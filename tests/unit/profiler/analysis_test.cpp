@@ -257,19 +257,87 @@ TEST(LoaderWait, WhileLoaderThreadsPrepareThenThatPartIsStarved) {
   EXPECT_EQ(wait.prepare_count, 3);
 }
 
-TEST(Steps, WhenWorkCrossesTheBorderThenEachStepHasItsPart) {
+TEST(Steps, WhenWorkCrossesTheBorderThenItIsTheFirstOnes) {
   Schedule s(0, 200);
   s.step(4, 0, 100);
   s.step(5, 100, 200);
-  s.kernel("gemm", 50, 130);
+  s.kernel("gemm", 50, 130);  // its launch has no record, but it was before 50
   s.gather("u", 120, 150);
   const Analysis a = s.analysis();
   ASSERT_EQ(a.steps.size(), 2U);
   EXPECT_EQ(a.steps[0].step, 4);
-  EXPECT_EQ(a.steps[0].split.compute_ns, 50);
-  EXPECT_EQ(a.steps[1].split.compute_ns, 30);
+  EXPECT_EQ(a.steps[0].split.compute_ns, 80);
+  EXPECT_EQ(a.steps[1].start_ns, kBase + 130);
+  EXPECT_EQ(a.steps[1].split.compute_ns, 0);
   EXPECT_EQ(a.steps[1].split.exposed_ns, 20);
   EXPECT_EQ(a.steps[1].split.idle_ns, 50);
+}
+
+// Ten for the host, 73 for the device: steps 0 … 3 are launched while the device is in the first one.
+Schedule host_ahead() {
+  Schedule s(0, 400);
+  for (int i = 0; i < 4; ++i) {
+    s.step(i, 10 * i, 10 * i + 10);
+    s.kernel("gemm", 4 + 73 * i, 44 + 73 * i, 10 * i + 2);
+    s.kernel("add", 44 + 73 * i, 77 + 73 * i, 10 * i + 6, i % 2 == 0 ? 7 : 8);
+  }
+  return s;
+}
+
+TEST(Steps, WhenTheHostRunsAheadThenEachTakesAsLongAsTheDeviceDoes) {
+  const Analysis a = host_ahead().analysis();
+  EXPECT_EQ(a.window.start_ns, kBase + 4);
+  EXPECT_EQ(a.window.length(), 4 * 73);
+  ASSERT_EQ(a.steps.size(), 4U);
+  for (const StepTime& s : a.steps) {
+    EXPECT_EQ(s.start_ns, kBase + 4 + 73 * s.step);
+    EXPECT_EQ(s.split.window_ns, 73) << s.step;
+    EXPECT_EQ(s.split.compute_ns, 73) << s.step;
+  }
+}
+
+TEST(Steps, WhenTheHostRunsAheadThenItsLoaderWaitsAndLaunchesStillCount) {
+  Schedule s = host_ahead();
+  s.scope(trace::Kind::Loader, "next", 0, 2);
+  s.scope(trace::Kind::Loader, "next", 30, 33);
+  const Analysis a = s.analysis();
+  EXPECT_EQ(a.loader.total_ns, 5);
+  EXPECT_EQ(a.steps[0].loader_ns, 2);
+  EXPECT_EQ(a.steps[3].loader_ns, 3);
+  EXPECT_EQ(a.queue.max_depth, 7);  // of eight the first has started
+}
+
+TEST(Steps, AfterWorkLaunchedBeforeTheFirstThenItBeginsWithTheEndOfThat) {
+  Schedule s = host_ahead();
+  s.kernel("gemm of the step before", -60, 4, -70);
+  s.trace.kernels[0].start_ns += 1;  // the device was late by itself
+  EXPECT_EQ(s.analysis().window.start_ns, kBase + 5);
+  s.trace.kernels.back().end_ns = s.trace.kernels[0].start_ns + 10;
+  EXPECT_EQ(s.analysis().window.start_ns, kBase + 15);
+}
+
+TEST(Steps, WhenTheDeviceWaitsForTheHostThenTheyAreTheHosts) {
+  Schedule s(0, 300);
+  for (int i = 0; i < 3; ++i) {  // the host loads for 70 and marks a step's end before the device's 28 are over
+    s.step(i, 75 * i, 75 * i + 75);
+    s.scope(trace::Kind::Loader, "next", 75 * i, 75 * i + 70);
+    s.kernel("gemm", 75 * i + 72, 75 * i + 100, 75 * i + 71);
+  }
+  const Analysis a = s.analysis();
+  EXPECT_EQ(a.window.start_ns, kBase);
+  EXPECT_EQ(a.window.end_ns, kBase + 250);
+  EXPECT_EQ(a.steps[0].split.window_ns, 100);
+  EXPECT_EQ(a.steps[1].split.window_ns, 75);
+  EXPECT_EQ(a.steps[2].split.window_ns, 75);
+  EXPECT_EQ(idle(a, IdleCause::DataLoader), 70 + 45 + 45);
+}
+
+TEST(Steps, WorkLaunchedAfterTheLastThenIsNotItsOwn) {
+  Schedule s = host_ahead();
+  s.kernel("evaluation", 296, 350, 45);
+  const Analysis a = s.analysis();
+  EXPECT_EQ(a.window.length(), 4 * 73);
+  EXPECT_EQ(a.split.idle_ns, 0);
 }
 
 TEST(TopKernels, ByTotalTimeThenSharesAndExtremesAreExact) {
