@@ -91,14 +91,6 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(Backward<T> a, Split
                              [&](auto lanes, int64_t i) { backward_at<T, decltype(lanes)::kCount, Gated>(a, i); });
 }
 
-template <class Kernel, class Arrays>
-int launch(Kernel kernel, const Arrays& arrays, const Split& split, cudaStream_t stream) {
-  unsigned blocks = 0;
-  if (const cudaError_t error = grid_size(split, &blocks); error != cudaSuccess) return static_cast<int>(error);
-  kernel<<<blocks, kThreads, 0, stream>>>(arrays, split);
-  return static_cast<int>(cudaGetLastError());
-}
-
 }  // namespace
 
 int silu(const SiluArgs& args, CUstream_st* stream) {
@@ -107,7 +99,7 @@ int silu(const SiluArgs& args, CUstream_st* stream) {
     using T = decltype(t);
     const Forward<T> a{static_cast<T*>(args.out), static_cast<const T*>(args.h), static_cast<const T*>(args.up)};
     const Split split = split_of<vec_length<T>()>(args.numel, a.h, a.out, a.up);
-    return launch(a.up != nullptr ? forward_kernel<T, true> : forward_kernel<T, false>, a, split, stream);
+    return launch_split(a.up != nullptr ? forward_kernel<T, true> : forward_kernel<T, false>, split, stream, a);
   });
 }
 
@@ -119,7 +111,7 @@ int silu_backward(const SiluBackwardArgs& args, CUstream_st* stream) {
                         static_cast<const T*>(args.up),       static_cast<T*>(args.grad_h),
                         static_cast<T*>(args.grad_up),        static_cast<T*>(args.out)};
     const Split split = split_of<vec_length<T>()>(args.numel, a.h, a.grad_out, a.up, a.grad_h, a.grad_up, a.out);
-    return launch(a.up != nullptr ? backward_kernel<T, true> : backward_kernel<T, false>, a, split, stream);
+    return launch_split(a.up != nullptr ? backward_kernel<T, true> : backward_kernel<T, false>, split, stream, a);
   });
 }
 

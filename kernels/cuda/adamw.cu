@@ -74,7 +74,7 @@ __device__ void update_at(const Arrays<P, G>& t, int64_t i, const AdamWScalars<C
 }
 
 template <class P, class G, class C>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<P, G> t, Split split, AdamWScalars<C> given, const AdamWScalars<C>* numbers) {
+__global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<P, G> t, AdamWScalars<C> given, const AdamWScalars<C>* numbers, Split split) {
   const AdamWScalars<C> s = numbers != nullptr ? *numbers : given;
   for_split<Arrays<P, G>::kVec>(split, [&](auto lanes, int64_t i) { update_at<decltype(lanes)::kCount>(t, i, s); });
 }
@@ -93,12 +93,7 @@ int launch_as(const AdamWArgs& a, cudaStream_t stream) {
   } else {
     split_with(static_cast<const __half*>(a.cast));
   }
-  unsigned blocks = 0;
-  const cudaError_t error = grid_size(split, &blocks);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  adamw_kernel<P, G, C><<<blocks, kThreads, 0, stream>>>(t, split, AdamWScalars<C>(a),
-                                                        static_cast<const AdamWScalars<C>*>(a.numbers));
-  return static_cast<int>(cudaGetLastError());
+  return launch_split(adamw_kernel<P, G, C>, split, stream, t, AdamWScalars<C>(a), static_cast<const AdamWScalars<C>*>(a.numbers));
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ __device__ void update_at(const Arrays<P, G>& t, int64_t i, const SGDScalars<C>&
 }
 
 template <class P, class G, class C>
-__global__ void __launch_bounds__(kThreads) sgd_kernel(Arrays<P, G> t, Split split, SGDScalars<C> given, const SGDScalars<C>* numbers) {
+__global__ void __launch_bounds__(kThreads) sgd_kernel(Arrays<P, G> t, SGDScalars<C> given, const SGDScalars<C>* numbers, Split split) {
   const SGDScalars<C> s = numbers != nullptr ? *numbers : given;
   for_split<Arrays<P, G>::kVec>(split, [&](auto lanes, int64_t i) { update_at<decltype(lanes)::kCount>(t, i, s); });
 }
@@ -54,12 +54,7 @@ int launch_as(const SGDArgs& a, cudaStream_t stream) {
   using C = typename ComputeType<P>::type;
   const Arrays<P, G> t{static_cast<P*>(a.param), static_cast<const G*>(a.grad), static_cast<C*>(a.momentum_buffer)};
   const Split split = split_of<Arrays<P, G>::kVec>(a.numel, t.param, t.grad, t.buffer);
-  unsigned blocks = 0;
-  const cudaError_t error = grid_size(split, &blocks);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  sgd_kernel<P, G, C><<<blocks, kThreads, 0, stream>>>(t, split, SGDScalars<C>(a),
-                                                        static_cast<const SGDScalars<C>*>(a.numbers));
-  return static_cast<int>(cudaGetLastError());
+  return launch_split(sgd_kernel<P, G, C>, split, stream, t, SGDScalars<C>(a), static_cast<const SGDScalars<C>*>(a.numbers));
 }
 
 }  // namespace

@@ -28,6 +28,15 @@ inline cudaError_t grid_size(const Split& split, unsigned* blocks) {
   return grid_size((work + kThreads - 1) / kThreads, 4, blocks);
 }
 
+/// kernel(args…, split) on `stream`, for a kernel that calls for_split. Returns a cudaError_t.
+template <class Kernel, class... Args>
+int launch_split(Kernel kernel, const Split& split, cudaStream_t stream, const Args&... args) {
+  unsigned blocks = 0;
+  if (const cudaError_t error = grid_size(split, &blocks); error != cudaSuccess) return static_cast<int>(error);
+  kernel<<<blocks, kThreads, 0, stream>>>(args..., split);
+  return static_cast<int>(cudaGetLastError());
+}
+
 template <int N>
 struct Lanes {
   static constexpr int kCount = N;
