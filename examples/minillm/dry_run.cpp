@@ -10,6 +10,7 @@ namespace minillm {
 namespace {
 
 constexpr int64_t kFp32 = 4, kBf16 = 2;
+constexpr int64_t kCublasWorkspace = int64_t{32} << 20;  // of a thread: forward's, and backward's on CUDA
 
 struct UnitPlan {
   fsdpp::shard::Plan plan;
@@ -45,6 +46,7 @@ fsdpp::UnitMemory unit_memory(const Options& options, const fsdpp::shard::Plan& 
   memory.gathered_bytes = on_wire || (width != kFp32 && !keeps_cast) ? width * plan.total_numel() : 0;
   memory.steps_in_backward = options.step_in_backward;
   memory.gradient_slots = on_wire ? 2 : 1;
+  memory.gathers_ahead = on_wire;
   memory.gradient_bytes = kFp32 * plan.total_numel();
   memory.reduces_on_wire = on_wire;
   return memory;
@@ -52,32 +54,54 @@ fsdpp::UnitMemory unit_memory(const Options& options, const fsdpp::shard::Plan& 
 
 std::string gigabytes(int64_t bytes) { return text(std::fixed, std::setprecision(3), static_cast<double>(bytes) / 1e9, " GB"); }
 
-/// Logits, their logarithms and gradients; fused: a chunk of logits, and the weight's gradient in fp32.
-int64_t head_bytes(const Options& options) {
+/// What the moments of a step are made of.
+struct Sizes {
+  int64_t tokens;   ///< of a micro-batch
+  int64_t hidden;   ///< bytes of an activation of width dim
+  int64_t width;    ///< bytes of an element of an activation
+  int64_t saved;    ///< activations of width dim that a block keeps for its backward
+  int64_t in_block; ///< the same while backward works on the feed-forward layer: its gradients, and what is made again
+  int64_t vocabulary;  ///< elements of embedding and of head
+};
+
+Sizes sizes_of(const Options& options) {
   const auto& model = options.model;
-  const auto width = gathered_width(options), tokens = options.batch * options.seq;
-  if (!model.fused) return width * tokens * 4 * model.vocab;
-  const auto chunk = std::min(tokens, std::max<int64_t>(1024, model.dim * kFp32 / width));
-  return width * chunk * model.vocab + kFp32 * model.vocab * model.dim;
+  const auto tokens = options.batch * options.seq, width = gathered_width(options);
+  return {.tokens = tokens, .hidden = width * tokens * model.dim, .width = width, .saved = model.fused ? 12 : 16, .in_block = 9,
+          .vocabulary = model.vocab * model.dim};
 }
 
-/// The head; or, once backward has begun, gradients that are written in place, and what the last feed-forward layer makes again.
-int64_t working_bytes(const Options& options, const fsdpp::UnitMemory& block, const fsdpp::UnitMemory& root) {
-  const auto& model = options.model;
-  const auto tokens_bytes = gathered_width(options) * options.batch * options.seq;
-  if (!model.fused) return head_bytes(options) + gathered_width(options) * std::max(model.vocab * model.dim, 12 * model.dim * model.dim);
+/// Logits, their logarithms and gradients; fused: a chunk of logits, the weight's gradient in fp32 unless it has its place in a
+/// gradient buffer, the input and its gradient.
+int64_t head_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemory& head) {
+  if (!options.model.fused) return 4 * s.width * s.tokens * options.model.vocab + 2 * s.hidden;
+  const auto most = std::max<int64_t>(1024, options.model.dim * kFp32 / s.width), chunks = (s.tokens + most - 1) / most;
+  const bool has_place = head.reduces_on_wire && options.grad_accum == 1;
+  return s.width * (s.tokens + chunks - 1) / chunks * options.model.vocab + (has_place ? 0 : kFp32 * s.vocabulary) + 2 * s.hidden;
+}
+
+/// The head's gradient unless it was applied, the block's where it is written in place, what the block computes again and works with.
+int64_t last_block_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemory& head, const fsdpp::UnitMemory& block) {
   const bool in_place = !block.reduces_on_wire && options.grad_accum == 1;
-  const auto gradients = in_place ? block.sharded_gradient_bytes + root.sharded_gradient_bytes : 0;
-  return std::max(head_bytes(options), gradients + 8 * model.dim * tokens_bytes);
+  const auto gradients = (options.step_in_backward ? 0 : head.sharded_gradient_bytes) + (in_place ? block.sharded_gradient_bytes : 0);
+  return gradients + s.hidden * (s.in_block + (options.model.recompute ? s.saved - 1 : 0));
+}
+
+/// While backward works on the first block, or on the embedding, whose gradient is dense before it is reduced.
+int64_t last_steps_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemory& embedding, const fsdpp::UnitMemory& block, int64_t all) {
+  const bool steps = options.step_in_backward;
+  const auto before_first = all - embedding.sharded_gradient_bytes - (block.reduces_on_wire ? block.sharded_gradient_bytes : 0);
+  const auto in_first = (steps ? block.sharded_gradient_bytes : before_first) + s.hidden * (s.saved + s.in_block);
+  const auto in_embedding = (steps ? embedding.sharded_gradient_bytes : all) + s.width * s.vocabulary + s.hidden;
+  return std::max(in_first, in_embedding);
 }
 
 const char* activations_formula(const ModelConfig& model) {
-  if (model.fused) return model.recompute ? "(layers + 12)*dim * batch*seq elements" : "layers*12*dim * batch*seq elements";
-  return model.recompute ? "about (layers + 16)*dim * batch*seq elements" : "about layers*16*dim * batch*seq elements";
+  if (model.recompute) return "layers*dim * batch*seq elements";
+  return model.fused ? "layers*12*dim * batch*seq elements" : "about layers*16*dim * batch*seq elements";
 }
-const char* working_formula(const ModelConfig& model) {
-  return model.fused ? "logits of a chunk and the head's gradient; or gradients of root and block, 8*dim * batch*seq elements"
-                     : "4*vocab * batch*seq elements, gradients of the largest parameters";
+const char* head_formula(const ModelConfig& model) {
+  return model.fused ? "logits of a chunk, the head's gradient in fp32, 2*dim * batch*seq elements" : "about (4*vocab + 2*dim) * batch*seq elements";
 }
 
 }  // namespace
@@ -85,45 +109,54 @@ const char* working_formula(const ModelConfig& model) {
 MemoryPlan memory_plan(const Options& options, int world_size) {
   const auto& model = options.model;
   const auto width = gathered_width(options);
-  const auto block = plan_unit(block_shapes(model), width, world_size).plan;
-  const auto root = plan_unit(root_shapes(model), width, world_size).plan;
-  std::vector<fsdpp::UnitMemory> units(static_cast<size_t>(model.layers), unit_memory(options, block));
-  units.push_back(unit_memory(options, root));
+  const auto vocabulary = unit_memory(options, plan_unit(vocabulary_shapes(model), width, world_size).plan);
+  const auto block = unit_memory(options, plan_unit(block_shapes(model), width, world_size).plan);
+  std::vector<fsdpp::UnitMemory> units(static_cast<size_t>(model.layers), block);
+  units.insert(units.begin(), vocabulary);
+  units.push_back(vocabulary);
   units.back().keeps_gathered = true;
 
+  const auto sizes = sizes_of(options);
+  int64_t all_gradients = 0;
+  for (const auto& unit : units) all_gradients += unit.sharded_gradient_bytes;
   MemoryPlan memory;
   memory.engine = fsdpp::memory_formula(units, options.grad_accum > 1);
   memory.optimizer = 2 * memory.engine.shards;
-  const auto of_block = model.fused ? 12 : 16;
-  const auto blocks = model.recompute ? model.layers + of_block : model.layers * of_block;  // with recomputation: every input, and one block
-  memory.activations = width * options.batch * options.seq * blocks * model.dim;
-  memory.activations_of_a_block = width * options.batch * options.seq * of_block * model.dim;
-  memory.working = working_bytes(options, units.front(), units.back());
+  memory.libraries = options.cuda ? 2 * kCublasWorkspace : 0;
+  memory.activations = sizes.hidden * model.layers * (model.recompute ? 1 : sizes.saved);
+  memory.head = head_bytes(options, sizes, vocabulary);
+  memory.last_block = last_block_bytes(options, sizes, vocabulary, block);
+  memory.last_steps = last_steps_bytes(options, sizes, vocabulary, block, all_gradients);
   return memory;
 }
 
 std::string dry_run_text(const Options& options, int world_size) {
   const auto width = gathered_width(options);
   const auto block = plan_unit(block_shapes(options.model), width, world_size);
-  const auto root = plan_unit(root_shapes(options.model), width, world_size);
+  const auto vocabulary = plan_unit(vocabulary_shapes(options.model), width, world_size);
   const auto m = memory_plan(options, world_size);
   auto row = [](const char* what, const char* formula, int64_t bytes) {
     return text("  ", std::left, std::setw(22), what, std::right, std::setw(12), gigabytes(bytes), "  ", formula, "\n");
   };
-  return text("MiniLLM: ", parameter_count(options.model), " parameters, ", options.model.layers + 1, " units, ", world_size,
+  return text("MiniLLM: ", parameter_count(options.model), " parameters, ", options.model.layers + 2, " units, ", world_size,
               world_size == 1 ? " rank" : " ranks", ", gathered in ", width == kBf16 ? "bf16" : "fp32", "\n\n", "Each of the ",
-              options.model.layers, " blocks (layers.N):\n", to_string(block.plan, block.names), "\nRoot:\n",
-              to_string(root.plan, root.names), "\nMemory on each rank, at most:\n",
+              options.model.layers, " blocks (layers.N):\n", to_string(block.plan, block.names), "\nembed and head, each:\n",
+              to_string(vocabulary.plan, vocabulary.names), "\nMemory on each rank, at most:\n",
               row("parameters", "shards of all units, fp32", m.engine.shards),
               row("shards in bf16", "kept with --keep-cast-shard", m.engine.cast_shards),
-              row("gradients", options.step_in_backward ? "of two blocks and the root" : "as the shards", m.engine.sharded_gradients),
               row("optimizer", "two moments as the shards", m.optimizer),
-              row("gathered buffers", "two blocks and the root; none where the shard itself serves", m.engine.gathered),
-              row("gradient buffers", "two blocks and the root, fp32; all units with --grad-accum; else none on one rank",
+              row("gathered buffers", "two blocks, embedding and head (one rank: a block, one of these two); none where the shard itself serves",
+                  m.engine.gathered),
+              row("gradient buffers", "two blocks, embedding and head, fp32; all units with --grad-accum; else none on one rank",
                   m.engine.gradients),
-              row("activations", activations_formula(options.model), m.activations),
-              row("working memory", working_formula(options.model), m.working),
-              row("total", "with the larger of: activations and working memory; gradients and a block's activations", m.total()));
+              row("libraries", "cuBLAS's workspaces of two threads, on Hopper", m.libraries),
+              "and the largest of\n",
+              row("  forward, at the head", activations_formula(options.model), m.activations + m.head),
+              row("", head_formula(options.model), m.head),
+              row("  backward begins", "the same activations", m.activations + m.last_block),
+              row("", options.step_in_backward ? "a block's gradients, and 9*dim * batch*seq elements" : "gradients of head and a block, and 9*dim * batch*seq elements", m.last_block),
+              row("  backward ends", "gradients and a block's activations, or the embedding's dense gradient", m.last_steps),
+              row("total", "", m.total()));
 }
 
 }  // namespace minillm

@@ -105,8 +105,10 @@ at::Tensor MiniLLMImpl::hidden(const at::Tensor& tokens) {
 at::Tensor MiniLLMImpl::forward(at::Tensor tokens) { return head(hidden(tokens)); }
 
 at::Tensor MiniLLMImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  const auto x = hidden(tokens);
-  return fused ? fsdpp::ops::linear_cross_entropy(x, head->weight, targets) : mean_loss(head(x), targets);
+  auto of_head = [this](const at::Tensor& x, const at::Tensor& wanted) {
+    return fused ? fsdpp::ops::linear_cross_entropy(x, head->weight, wanted) : mean_loss(head->forward(x), wanted);
+  };
+  return fsdpp::call_as(*head, of_head, hidden(tokens), targets);
 }
 
 at::Tensor mean_loss(const at::Tensor& logits, const at::Tensor& targets) {
@@ -126,9 +128,7 @@ std::vector<NamedShape> block_shapes(const ModelConfig& config) {
           {"ffn.0.weight", {4 * d, d}},     {"ffn.2.weight", {d, 4 * d}}};
 }
 
-std::vector<NamedShape> root_shapes(const ModelConfig& config) {
-  return {{"embed.weight", {config.vocab, config.dim}}, {"head.weight", {config.vocab, config.dim}}};
-}
+std::vector<NamedShape> vocabulary_shapes(const ModelConfig& config) { return {{"weight", {config.vocab, config.dim}}}; }
 
 int64_t parameter_count(const ModelConfig& config) {
   auto count = [](const std::vector<NamedShape>& shapes) {
@@ -140,7 +140,7 @@ int64_t parameter_count(const ModelConfig& config) {
     }
     return total;
   };
-  return config.layers * count(block_shapes(config)) + count(root_shapes(config));
+  return config.layers * count(block_shapes(config)) + 2 * count(vocabulary_shapes(config));
 }
 
 double flops_per_token(const ModelConfig& config, int64_t seq) {

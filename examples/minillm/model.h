@@ -15,6 +15,8 @@
 
 namespace minillm {
 
+using fsdpp::Hooked;
+
 struct ModelConfig {
   int64_t vocab = 32000;
   int64_t dim = 2048;
@@ -81,14 +83,15 @@ FSDPP_MODULE(Block);
 struct MiniLLMImpl : torch::nn::Module {
   explicit MiniLLMImpl(const ModelConfig& config);
   at::Tensor forward(at::Tensor tokens);  // (B, T) int64 → logits (B, T, vocab)
-  /// Mean cross entropy as an fp32 scalar; fused: without the logits ever whole in memory. Called through mean_loss().
+  /// Mean cross entropy as an fp32 scalar; fused: without the logits ever whole in memory. Called through mean_loss(). The head is
+  /// called with the loss in it, so that backward is done with the head before it reaches the blocks.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
   at::Tensor hidden(const at::Tensor& tokens);  // (B, T) int64 → (B, T, D)
-  torch::nn::Embedding embed{nullptr};
+  Hooked<torch::nn::Embedding> embed{nullptr};  // units of their own, as the blocks are: the model itself keeps no parameters
   torch::nn::ModuleList layers;
   std::vector<Block> blocks;  // the same modules as `layers`, callable
   bool recompute, fused;
-  torch::nn::Linear head{nullptr};
+  Hooked<torch::nn::Linear> head{nullptr};
 };
 FSDPP_MODULE(MiniLLM);
 
@@ -101,10 +104,9 @@ struct NamedShape {
   std::string name;
   std::vector<int64_t> sizes;
 };
-/// Names and shapes of the parameters of one unit, without building it: parameters of a block (names below the block), and
-/// of the root (embedding and head).
+/// Names and shapes of the parameters of one unit, below it, without building it: a block; embedding and head, which are alike.
 std::vector<NamedShape> block_shapes(const ModelConfig& config);
-std::vector<NamedShape> root_shapes(const ModelConfig& config);
+std::vector<NamedShape> vocabulary_shapes(const ModelConfig& config);
 
 int64_t parameter_count(const ModelConfig& config);
 

@@ -34,19 +34,18 @@ fsdpp::FullyShardOptions shard_options(const Options& options) {
   return result;
 }
 
-/// Block by block, so that the device never holds the whole model. With --deferred-init nothing is held yet.
+/// Unit by unit, so that the device never holds the whole model. With --deferred-init nothing is held yet.
 void shard_model(MiniLLM& model, const Options& options, const Place& place) {
-  const auto how = shard_options(options);
-  auto move = [&](torch::nn::Module& module) {
-    if (!options.deferred_init) module.to(place.device);
+  auto how = shard_options(options);
+  auto shard = [&](auto& module) {
+    if (!options.deferred_init) module->to(place.device);
+    return fsdpp::fully_shard(module, place.mesh, how);
   };
-  for (auto& block : model->blocks) {
-    move(*block);
-    fsdpp::fully_shard(block, place.mesh, how);
-  }
-  move(*model->embed);
-  move(*model->head);
-  auto root = fsdpp::fully_shard(model, place.mesh, how);
+  shard(model->embed).set_unshard_in_backward(false);  // an embedding's backward does not read its table
+  for (auto& block : model->blocks) shard(block);
+  how.reshard_after_forward = false;  // its backward follows at once
+  shard(model->head);
+  auto root = fsdpp::fully_shard(model, place.mesh);
   if (place.world_size > 1) root.set_reduce_scatter_max_input_buffers(2);  // gradients are written in place while the ones before are reduced
 }
 

@@ -216,6 +216,7 @@ void CommContext::wait_reduces() {
   drain_reduces(0);
   compute_stream().wait(reduce_stream());
   compute_stream().wait(all_reduce_stream());
+  gradient_pool_.settle();
 }
 
 void CommContext::reshard_finished(const Unit& reached) {

@@ -134,7 +134,11 @@ class FlatBuffer {
   [[nodiscard]] bool takes_targets(bool in_place) const noexcept;
   /// The place of one parameter's gradient in the gradient buffer, or in the sharded gradients; counted as given. `stream` is the one
   /// that writes it.
-  [[nodiscard]] GradientTarget target(size_t param, bool in_place, SlotPool& pool, cuda::StreamView stream);
+  /// `early`, if it is what early_gradient() gave last, becomes that place where there is none yet.
+  [[nodiscard]] GradientTarget target(size_t param, bool in_place, SlotPool& pool, cuda::StreamView stream, const at::Tensor& early);
+  /// Memory for the gradient of the only parameter, ahead of target(): a slot, or with `in_place` sharded gradients. Written on `stream`.
+  /// Nothing while earlier memory of the kind is out, or where there is a gradient.
+  [[nodiscard]] std::optional<at::Tensor> early_gradient(bool in_place, std::shared_ptr<SlotPool> pool, cuda::StreamView stream);
   /// Unsharded gradients, or targets between which padding and missing gradients are not zero yet.
   [[nodiscard]] bool needs_packing() const noexcept { return has_unsharded_grads() || unpacked_; }
   /// Adds the unsharded gradients to the gradient buffer (reduce dtype, padding zero) on `stream`, and drops them.
@@ -189,10 +193,10 @@ class FlatBuffer {
   void make_views(const std::vector<at::Tensor>& handles);
   void store_reduced_slice(SlotPool& staging_pool, cuda::StreamView stream, double scale, bool accumulate);
   void begin_gradients(bool valid);
-  void begin_in_place(cuda::StreamView stream);
+  void begin_in_place(cuda::StreamView stream, at::Tensor memory = {});
   void pack_gradients(void* dst, c10::ScalarType dst_dtype, double scale, cuda::StreamView stream);
   [[nodiscard]] std::vector<kernels::PackPiece> collect_pieces(bool valid, std::vector<at::Tensor>& keep);
-  bool prepare_sharded_gradients(cuda::StreamView stream);
+  bool prepare_sharded_gradients(cuda::StreamView stream, at::Tensor memory = {});
   [[nodiscard]] at::Tensor sharded_gradient_buffer() const;
   void publish_sharded_gradients();
   [[nodiscard]] char* reduced_slice() const noexcept;
@@ -215,6 +219,8 @@ class FlatBuffer {
   c10::intrusive_ptr<c10::StorageImpl> gathered_;     ///< [world · slice], gathered dtype
   SlotPool::Slot* gathered_slot_ = nullptr;
   SlotPool::Slot* grad_slot_ = nullptr;               ///< [world · slice], reduce dtype
+  struct EarlyMemory;
+  std::weak_ptr<EarlyMemory> early_;                  ///< given out by early_gradient()
   SlotPool::Slot* group_slot_ = nullptr;              ///< [world · slice / group], gathered dtype
   at::Tensor partial_;                                ///< 1-D [slice], reduce dtype: reduced, not yet all-reduced
   at::Tensor sharded_grad_;                           ///< 1-D [slice], original dtype; held while being written

@@ -102,11 +102,47 @@ bool FlatBuffer::takes_targets(bool in_place) const noexcept {
   return pre_scale_ == 1.0 && (!in_place || post_scale_ == 1.0);
 }
 
-GradientTarget FlatBuffer::target(size_t param, bool in_place, SlotPool& pool, cuda::StreamView stream) {
+// Owned by the tensor that early_gradient() gave out; what target() takes over is empty here.
+struct FlatBuffer::EarlyMemory {
+  std::shared_ptr<SlotPool> pool;
+  SlotPool::Slot* slot = nullptr;
+  at::Tensor slice;
+  void* place = nullptr;  ///< of the gradient in it
+  cuda::StreamView stream;
+  EarlyMemory(std::shared_ptr<SlotPool> p, cuda::StreamView s) : pool(std::move(p)), stream(s) {}
+  ~EarlyMemory() {
+    try {
+      pool->release(slot, stream);
+    } catch (...) {  // a lost device: the memory goes with the pool
+    }
+  }
+  EarlyMemory(const EarlyMemory&) = delete;
+  EarlyMemory& operator=(const EarlyMemory&) = delete;
+};
+
+std::optional<at::Tensor> FlatBuffer::early_gradient(bool in_place, std::shared_ptr<SlotPool> pool, cuda::StreamView stream) {
+  auto handle = params_.front().handle();
+  if (params_.size() > 1 || !handle.defined() || has_accumulated() || reducing_ || !early_.expired()) return std::nullopt;
+  if (in_place && handle.grad().defined()) return std::nullopt;
+  auto early = std::make_shared<EarlyMemory>(std::move(pool), stream);
+  if (in_place)
+    early->slice = make_slice(/*on_host=*/false, /*zeroed=*/false);
+  else
+    early->slot = early->pool->acquire(gradient_bytes(), stream);
+  early_ = early;
+  auto dtype = in_place ? config_.dtype : config_.reduce_dtype;
+  early->place = at_element(in_place ? early->slice.mutable_data_ptr() : early->slot->data(), plan_.params.front().offset, dtype);
+  return at::from_blob(early->place, params_.front().sizes, [early](void*) {}, at::TensorOptions(config_.device).dtype(dtype));
+}
+
+GradientTarget FlatBuffer::target(size_t param, bool in_place, SlotPool& pool, cuda::StreamView stream, const at::Tensor& early) {
+  auto given = early_.lock();
+  auto* memory = given && early.defined() && given->place == early.data_ptr() ? given.get() : nullptr;
   if (in_place) {
-    begin_in_place(stream);
+    begin_in_place(stream, memory ? memory->slice : at::Tensor());
+    if (memory && sharded_grad_.is_same(memory->slice)) memory->slice = at::Tensor();
   } else if (!grad_slot_) {
-    grad_slot_ = pool.acquire(gradient_bytes(), stream);
+    grad_slot_ = memory && memory->slot ? std::exchange(memory->slot, nullptr) : pool.acquire(gradient_bytes(), stream);
     begin_gradients(/*valid=*/false);
   }
   auto dtype = in_place ? config_.dtype : config_.reduce_dtype;
@@ -136,7 +172,8 @@ at::Tensor FlatBuffer::sharded_gradient_buffer() const {
 }
 
 // True when the sharded gradients hold something to add to. Afterwards sharded_grad_ has room for all of them.
-bool FlatBuffer::prepare_sharded_gradients(cuda::StreamView stream) {
+// `memory`, if given, becomes them where there are none.
+bool FlatBuffer::prepare_sharded_gradients(cuda::StreamView stream, at::Tensor memory) {
   at::NoGradGuard no_grad;
   for (auto& p : params_)  // also what this backward did not reach: it lives in the same memory
     if (auto h = p.handle(); h.defined() && h.requires_grad()) p.put_grad_aside(h);
@@ -144,7 +181,7 @@ bool FlatBuffer::prepare_sharded_gradients(cuda::StreamView stream) {
   sharded_grad_ = any ? sharded_gradient_buffer() : at::Tensor();
   if (!sharded_grad_.defined()) {  // what runs on `stream` overwrites all of it, padding included
     cuda::StreamGuard owner(freed_in_backward_ ? stream : cuda::current_stream(config_.device));
-    sharded_grad_ = make_slice(config_.offload_gradients, /*zeroed=*/any);
+    sharded_grad_ = memory.defined() && !any ? std::move(memory) : make_slice(config_.offload_gradients, /*zeroed=*/any);
   }
   if (!any) return false;
   stream.wait(cuda::current_stream(config_.device));
@@ -252,9 +289,9 @@ void FlatBuffer::use_zeros_for_missing() noexcept {
     if (auto h = params_[i].handle(); h.defined() && h.requires_grad()) with_grad_[i] = true;
 }
 
-void FlatBuffer::begin_in_place(cuda::StreamView stream) {
+void FlatBuffer::begin_in_place(cuda::StreamView stream, at::Tensor memory) {
   if (std::exchange(in_place_, true)) return;
-  begin_gradients(/*valid=*/prepare_sharded_gradients(stream));
+  begin_gradients(/*valid=*/prepare_sharded_gradients(stream, std::move(memory)));
 }
 
 void FlatBuffer::reduce_locally(cuda::StreamView stream) {

@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <limits>
 #include <map>
+#include <optional>
 
 #include "engine/slot_pool.h"
 #include "fsdpp/engine/unit_stats.h"
@@ -15,12 +15,33 @@ int64_t slot_bytes(const std::map<int64_t, int>& count_of_size, int alive) {
   return sum;
 }
 
+// Units in their order that take slots of one size. Units with so few others between them are in each other's way: a slot is not free yet,
+// or not long enough (SlotPool::kLongAgo), when the next is gathered ahead.
+constexpr int kNear = static_cast<int>(engine::SlotPool::kLongAgo) + 1;
+
+struct SlotUse {
+  int kept = 0, passing = 0;
+  int alone = 0, in_ring = 0;  ///< slots at once: one for each kept so far and the unit itself; and those in use or too recent besides
+  bool near = false;
+  std::optional<int> last_passing;
+  void add(int place, bool keeps) {
+    const bool follows = last_passing && place - *last_passing <= kNear;
+    near = near || follows;
+    alone = std::max(alone, kept + 1);
+    in_ring = std::max(in_ring, kept + (follows ? engine::SlotPool::kSlots : 1));
+    ++(keeps ? kept : passing);
+    if (!keeps) last_passing = place;
+  }
+};
+
 }  // namespace
 
 MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates) {
   MemoryFormula m;
-  std::map<int64_t, int> gathered, gradients, sharded_gradients, staging;
-  int gradient_slots = 1;
+  std::map<int64_t, int> sharded_gradients, staging;
+  std::map<int64_t, SlotUse> gathered, gradients;
+  int gradient_slots = 1, place = 0;
+  bool ahead = false;
   for (auto& u : units) {
     m.shards += u.shard_bytes;
     m.cast_shards += u.cast_shard_bytes;
@@ -32,15 +53,14 @@ MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates
     ++staging[u.staging_bytes];
     ++staging[u.gradient_staging_bytes];
     gradient_slots = std::max(gradient_slots, u.gradient_slots);
-    if (u.keeps_gathered)
-      m.gathered += u.gathered_bytes;
-    else
-      ++gathered[u.gathered_bytes];
-    if (u.reduces_on_wire || accumulates) ++gradients[u.gradient_bytes];
+    gathered[u.gathered_bytes].add(place, u.keeps_gathered);
+    if (u.reduces_on_wire || accumulates) gradients[u.gradient_bytes].add(place, /*keeps=*/false);
+    ahead = ahead || u.gathers_ahead;
+    ++place;
   }
   m.sharded_gradients += slot_bytes(sharded_gradients, engine::SlotPool::kSlots);
-  m.gathered += slot_bytes(gathered, engine::SlotPool::kSlots);
-  m.gradients = slot_bytes(gradients, accumulates ? std::numeric_limits<int>::max() : gradient_slots);
+  for (auto& [size, use] : gathered) m.gathered += size * (ahead ? use.in_ring : use.alone);
+  for (auto& [size, use] : gradients) m.gradients += size * (accumulates ? use.passing : use.near ? std::min(use.passing, gradient_slots) : 1);
   m.staging = slot_bytes(staging, engine::SlotPool::kSlots);
   return m;
 }

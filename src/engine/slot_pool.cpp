@@ -34,7 +34,7 @@ SlotPool::Slot* SlotPool::find_free(int64_t bytes, cuda::StreamView user) {
     if (slot->freed_on == user) return slot.get();
     if (!oldest || slot->freed_at < oldest->freed_at) oldest = slot.get();
   }
-  return alike < wanted_ ? nullptr : oldest;
+  return oldest && (alike >= wanted_ || freed_long_ago(*oldest)) ? oldest : nullptr;
 }
 
 SlotPool::Slot* SlotPool::allocate(int64_t bytes, cuda::StreamView user) {

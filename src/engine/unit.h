@@ -117,7 +117,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void pre_backward(bool last_module = false);
   void before_accumulate(FlatBuffer& buffer, size_t param);
   /// See fsdpp::gradient_target.
-  [[nodiscard]] std::optional<GradientTarget> gradient_target(FlatBuffer& buffer, size_t param);
+  [[nodiscard]] std::optional<GradientTarget> gradient_target(FlatBuffer& buffer, size_t param, const at::Tensor& early);
+  /// See fsdpp::early_gradient.
+  [[nodiscard]] std::optional<at::Tensor> early_gradient(FlatBuffer& buffer);
   void after_accumulate(FlatBuffer& buffer, size_t param);
   /// Called once at the end of each backward that touched the unit.
   void finish_backward();
@@ -221,6 +223,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void accumulate();
   void settle_reductions();
   [[nodiscard]] bool reduces_in_place(const FlatBuffer& buffer) const;
+  [[nodiscard]] bool offers_targets(const FlatBuffer& buffer, bool in_place) const;
   [[nodiscard]] bool wants_reduction(const FlatBuffer& buffer, bool others_reduce) const;
   void run_param_hooks(cuda::StreamView stream);
   [[nodiscard]] std::shared_ptr<BackwardStepper> stepper() const noexcept {

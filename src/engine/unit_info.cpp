@@ -61,6 +61,7 @@ UnitMemory Unit::memory(bool as_root) const {
   m.keeps_gathered = options_.reshard_after_forward ? group_after_forward() == 1 : as_root || root_default_;
   m.keeps_gathered = m.keeps_gathered || modules_.size() > 1;  // while other units run between its modules
   m.gradient_slots = context_->reduce_buffers();
+  m.gathers_ahead = context_->gathers_apart();
   m.steps_in_backward = steps_in_backward();
   m.reduces_on_wire = context_->reduces_on_wire() || writes_host_memory();
   for (auto& b : buffers_) {

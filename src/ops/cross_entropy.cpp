@@ -90,7 +90,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     auto rows = dense(rows_of(x)), targets = dense(targets_given);
     HeadGradients gradients;
     if (wants_x) gradients.x = at::empty_like(rows);
-    if (wants_weight) gradients.weight = at::empty(weight.sizes(), rows.options().dtype(compute_type(x)));
+    if (wants_weight) gradients.weight = memory_for_sums(weight, compute_type(x));
     auto losses = run_chunks(rows, weight, targets, options, gradients);
     auto factors = mean_factors(targets, options.ignore_index);
     context->save_for_backward({gradients.x, gradients.weight, factors, weight});
@@ -116,8 +116,14 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     return result;
   }
 
+  // In the unit's gradient buffer if it can be had, so that backward scales it there.
+  static at::Tensor memory_for_sums(const at::Tensor& weight, c10::ScalarType type) {
+    auto early = early_gradient(weight);
+    return early && early->scalar_type() == type ? *early : at::empty(weight.sizes(), weight.options().dtype(type));
+  }
+
   static at::Tensor write_weight_gradient(const at::Tensor& weight, const at::Tensor& sum, const at::Tensor& factor) {
-    Destination to(weight);
+    Destination to(weight, sum);
     if (to.accumulate)
       to.out.addcmul_(sum, factor.to(sum.scalar_type()));
     else

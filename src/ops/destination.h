@@ -8,12 +8,14 @@ namespace fsdpp::ops {
 /// Where a backward writes a parameter's gradient: its place in the gradient buffer, or memory of its own. Return `own` to
 /// autograd: undefined in the first case, the gradient in the second.
 struct Destination {
-  explicit Destination(const at::Tensor& parameter) {
-    if (auto target = gradient_target(parameter)) {
+  /// `early`: what forward computed, shaped like the parameter; `out` is its memory where that is possible (see fsdpp::early_gradient).
+  explicit Destination(const at::Tensor& parameter, const at::Tensor& early = {}) {
+    if (auto target = gradient_target(parameter, early)) {
       out = target->out;
       accumulate = target->accumulate;
     } else {
-      out = own = at::empty(parameter.sizes(), parameter.options());
+      const bool fits = early.defined() && early.scalar_type() == parameter.scalar_type();
+      out = own = fits ? early : at::empty(parameter.sizes(), parameter.options());
     }
   }
   at::Tensor out;

@@ -29,6 +29,7 @@ struct UnitMemory {
   int64_t staging_bytes = 0;           ///< for a gather of offloaded parameters that are cast
   int64_t gradient_staging_bytes = 0;  ///< for a reduction into offloaded gradients
   int gradient_slots = 1;              ///< gradient buffers of one size in use at once, at most
+  bool gathers_ahead = true;           ///< the next unit is gathered while this one is used; not on one rank that offloads nothing
   int64_t host_bytes = 0;              ///< offloaded parameters and gradients
 };
 
@@ -38,15 +39,16 @@ struct MemoryFormula {
   int64_t shards = 0;             ///< sum of shard_bytes
   int64_t cast_shards = 0;        ///< sum of cast_shard_bytes
   int64_t sharded_gradients = 0;  ///< sum of sharded_gradient_bytes; of units that step in backward at most 2 of each size
-  int64_t gathered = 0;           ///< slots: every unit that keeps its own, and for each size of the others min(2, their number) · size
+  int64_t gathered = 0;           ///< slots: every unit that keeps its own, and for each size of the others 2; 1 where nothing is gathered ahead,
+                                  ///< or for units that are far apart (three others between them)
   int64_t gradients = 0;          ///< slots: likewise for gradient_bytes (gradient_slots in place of 2); none on one rank that does not accumulate
   int64_t staging = 0;            ///< slots through which offloaded memory is copied, at most 2 of each size
   int64_t host = 0;               ///< in the host's memory, not part of total(): sum of host_bytes
   [[nodiscard]] int64_t total() const noexcept { return shards + cast_shards + sharded_gradients + gathered + gradients + staging; }
 };
 
-/// The formula for units that reshard to the whole shard axis, or not at all (keeps_gathered). With gradient accumulation without synchronisation
-/// every unit keeps its gradient buffer: `accumulates`.
+/// The formula for `units` that reshard to the whole shard axis, or not at all (keeps_gathered), in the order in which they are used.
+/// With gradient accumulation without synchronisation every unit keeps its gradient buffer: `accumulates`.
 [[nodiscard]] FSDPP_API MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates = false);
 
 }  // namespace fsdpp

@@ -13,7 +13,8 @@ struct LinearCrossEntropyOptions {
 /// The loss of a language model's head, at::cross_entropy_loss(at::linear(x, weight), targets) with reduction mean, in chunks of
 /// rows, so that the logits are never whole in memory. When a gradient is wanted, forward computes it too, as long as a chunk's
 /// logits are there: one kernel turns them into softmax - onehot in their place, and two products into gradients of x and of the
-/// weight. Backward only scales these, the weight's straight into its unit's gradient buffer where there is one
+/// weight. Backward only scales these: the weight's in its unit's gradient buffer, where it is summed from the start if the weight is
+/// alone in its unit (fsdpp::early_gradient), so that there is one copy of it at any time; else straight into that buffer
 /// (fsdpp::gradient_target).
 ///
 /// x: [..., dim]; weight: [vocab, dim]; both of one dtype: float32, float64, float16 or bfloat16. targets: int64, one for each
@@ -22,10 +23,10 @@ struct LinearCrossEntropyOptions {
 /// on the CPU; on CUDA, where reading it would stall the host, the loss and that row's gradient are NaN.
 ///
 /// Memory: chunk · vocab of x's dtype for logits, during the call; with gradients, until backward, x's size and vocab · dim in
-/// fp32 (fp64). The automatic chunk takes no more than the latter (dim · 4 / bytes of the dtype rows, but at least 1024): each
-/// further chunk reads and writes the weight's gradient once more. Runs on the current stream. UsageError for other shapes and
-/// types, in a backward with create_graph, and in a second backward through one loss: the first has scaled the gradients in
-/// place.
+/// fp32 (fp64), unless that is the gradient buffer. The automatic chunk takes no more than the latter (dim · 4 / bytes of the
+/// dtype rows, but at least 1024): each further chunk reads and writes the weight's gradient once more. Runs on the current
+/// stream. UsageError for other shapes and types, in a backward with create_graph, and in a second backward through one loss:
+/// the first has scaled the gradients in place.
 [[nodiscard]] FSDPP_API at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                                         const LinearCrossEntropyOptions& options = {});
 

@@ -41,7 +41,8 @@ TEST(MiniLLM, ParameterNames_AreThoseOfThePythonScriptInItsOrder) {
 TEST(MiniLLM, ShapesWithoutBuilding_AreThoseOfTheModel) {
   MiniLLM model(kTiny);
   const auto params = model->named_parameters();
-  for (const auto& shape : root_shapes(kTiny)) EXPECT_EQ(params[shape.name].sizes(), shape.sizes) << shape.name;
+  for (const auto& shape : vocabulary_shapes(kTiny))
+    for (const char* unit : {"embed.", "head."}) EXPECT_EQ(params[unit + shape.name].sizes(), shape.sizes) << unit << shape.name;
   for (const auto& shape : block_shapes(kTiny)) EXPECT_EQ(params["layers.1." + shape.name].sizes(), shape.sizes) << shape.name;
   int64_t total = 0;
   for (const auto& item : params) total += item.value().numel();
@@ -171,6 +172,59 @@ TEST(MiniLLM, Recomputation_GivesTheSameLossAndGradients) {
   for (size_t i = 0; i < p.size(); ++i) EXPECT_TRUE(at::equal(p[i].grad(), q[i].grad())) << i;
 }
 
+// How one rank of two gathers and reduces in a step.
+class Units : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(FusedAndPlain, Units, testing::Bool());
+
+TEST_P(Units, AStepGathersEmbeddingAndHeadOnceAndBlocksTwice) {
+  Options options;
+  options.model = kTiny;
+  options.model.fused = GetParam();
+  fsdpp::comm::run_local_world(2, [&](const std::shared_ptr<fsdpp::comm::World>& world) {
+    auto model = build_model(options, {fsdpp::comm::Mesh::shard(world), world->device(), world->rank(), world->size()});
+    const auto tokens = at::randint(29, {2, 5}, at::kLong);
+    for (const bool by_logits : {false, true, true}) {
+      for (const auto& unit : fsdpp::units(*model)) unit.reset_stats();
+      (by_logits ? mean_loss(model(tokens), tokens) : mean_loss(model, tokens, tokens)).backward();
+      auto expect = [&](const torch::nn::Module& module, int64_t forward, int64_t backward, int64_t reduces) {
+        const auto unit = fsdpp::unit_of(module);
+        const auto stats = unit.stats();
+        EXPECT_EQ(stats.forward_gathers, forward) << unit.name();
+        EXPECT_EQ(stats.backward_gathers, backward) << unit.name();
+        EXPECT_EQ(stats.reduces, reduces) << unit.name();
+        EXPECT_TRUE(unit.is_sharded()) << unit.name();
+      };
+      expect(*model->embed, 1, 0, 1);
+      for (const auto& block : model->blocks) expect(*block, 1, 1, 1);
+      expect(*model->head, 1, 0, 1);
+      expect(*model, 0, 0, 0);
+    }
+  });
+}
+
+// What is freed before the blocks' backward: at their first gradient the optimizer is done with the head.
+TEST(Units, HeadIsUpdatedAndShardedBeforeBackwardReachesTheBlocks) {
+  Options options;
+  options.model = kTiny;
+  for (const int ranks : {1, 2})
+    fsdpp::comm::run_local_world(ranks, [&](const std::shared_ptr<fsdpp::comm::World>& world) {
+      auto model = build_model(options, {fsdpp::comm::Mesh::shard(world), world->device(), world->rank(), world->size()});
+      std::vector<std::string> order;
+      for (const auto& item : model->named_parameters()) {
+        auto seen = [&order, &model, name = item.key()](const at::Tensor&) {
+          EXPECT_TRUE(name == "head.weight" || fsdpp::unit_of(*model->head).is_sharded()) << name;
+          order.push_back(name);
+        };
+        fsdpp::register_post_accumulate_grad_hook(item.value(), seen);
+      }
+      const auto tokens = at::randint(29, {2, 5}, at::kLong);
+      mean_loss(model, tokens, tokens).backward();
+      ASSERT_EQ(order.size(), model->parameters().size());
+      EXPECT_EQ(order.front(), "head.weight");
+      EXPECT_EQ(order.back(), "embed.weight");
+    });
+}
+
 class DryRun : public testing::TestWithParam<std::tuple<int, Precision, int64_t, bool>> {};
 INSTANTIATE_TEST_SUITE_P(All, DryRun,
                          testing::Combine(testing::Values(1, 2, 3), testing::Values(Precision::FP32, Precision::BF16),
@@ -198,7 +252,7 @@ TEST_P(DryRun, Numbers_AreThoseOfTheShardedModel) {
 
 TEST(DryRunText, NamesPlanAndFormulaForAnyWorld) {
   const auto text = dry_run_text(Options{}, 4096);
-  for (const char* part : {"735199232 parameters", "13 units", "4096 ranks", "attn.in_proj_weight", "embed.weight", "gathered buffers", "total"})
+  for (const char* part : {"735199232 parameters", "14 units", "4096 ranks", "attn.in_proj_weight", "embed and head", "gathered buffers", "total"})
     EXPECT_THAT(text, HasSubstr(part));
 }
 
