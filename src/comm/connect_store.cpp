@@ -82,8 +82,8 @@ StorePtr connect_client(const RankEnv& env, std::chrono::milliseconds timeout) {
   std::string reason;
   try {
     if (const int error = wait_for_listener(env, std::chrono::steady_clock::now() + timeout)) {
-      reason = fmt::format("no connection within {} s ({}). Try: check that rank 0 runs and that this host can reach it",
-                           seconds(timeout), std::strerror(error));
+      reason = fmt::format("no connection within {} s ({}). Try: check that rank 0 runs and that this host can reach it; {}",
+                           seconds(timeout), std::strerror(error), kMoreTime);
     } else {
       const auto patience = std::min(patience_for_answer(env), timeout);
       auto store = with_deadline(patience, [env, timeout]() -> StorePtr {

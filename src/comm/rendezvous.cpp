@@ -52,12 +52,13 @@ class Meeting {
     int64_t read = 0;
     while (true) {
       for (const int64_t arrived = store_.add(kArrivals, 0); read < arrived; ++read) {
-        const auto arrival = Arrival::decode(store_.get(arrival_key(read + 1), timeout_));
-        if (auto wrong = roll_.add(arrival); !wrong.empty())
+        const auto text = store_.try_get(arrival_key(read + 1));
+        if (!text) break;  // counted, and about to say who it is
+        if (auto wrong = roll_.add(Arrival::decode(*text)); !wrong.empty())
           return decide(fmt::format("{}{}{}", kConfig, kField, wrong));
       }
       if (roll_.complete()) return decide(kOk);
-      if (Clock::now() >= deadline_) return decide(fmt::format("{}{}{}", kTimeout, kField, missing_text()));
+      if (Clock::now() >= deadline_) return decide(timeout_text());
       backoff.pause();
     }
   }
@@ -76,19 +77,31 @@ class Meeting {
       if (Clock::now() >= deadline_ + std::chrono::milliseconds(500)) {
         for (int64_t i = 1, n = store_.add(kArrivals, 0); i <= n; ++i)
           if (auto text = store_.try_get(arrival_key(i))) (void)roll_.add(Arrival::decode(*text));
-        return fmt::format("{}{}{}", kTimeout, kField, missing_text());
+        return timeout_text();
       }
       backoff.pause();
     }
   }
 
+  std::string timeout_text() const {
+    return fmt::format("{}{}rendezvous: {}", kTimeout, kField, roll_.complete() ? silent_text() : missing_text());
+  }
+
   std::string missing_text() const {
     return fmt::format(
-        "rendezvous: expected {}={} processes within {} s, but these ranks did not arrive: {}. Try: look at their "
-        "logs; check "
-        "that every process has its own {} from 0 to {}",
-        names_.world_size, self_.world_size, seconds(timeout_), roll_.missing(self_.world_size), names_.rank,
-        self_.world_size - 1);
+        "expected {}={} processes within {} s, but {} arrived, and these ranks did not arrive: {}. Try: look at their "
+        "logs; check that every process has its own {} from 0 to {}; {}",
+        names_.world_size, self_.world_size, seconds(timeout_), roll_.count(), roll_.missing(self_.world_size),
+        names_.rank, self_.world_size - 1, kMoreTime);
+  }
+
+  // All are there, but the one that decides does not.
+  std::string silent_text() const {
+    const auto first = Arrival::decode(store_.try_get(arrival_key(1)).value_or(""));
+    return fmt::format(
+        "all {}={} processes arrived within {} s, but {}={} ({}), which came first and checks the others, has not "
+        "answered. Try: look at its log",
+        names_.world_size, self_.world_size, seconds(timeout_), names_.rank, first.rank, first.who);
   }
 
   std::string late_text() const {

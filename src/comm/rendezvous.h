@@ -12,6 +12,9 @@
 /// How the processes of a job find each other and agree that each rank is there once.
 namespace fsdpp::comm {
 
+/// The way out for ranks that are slow to start.
+inline constexpr const char* kMoreTime = "FSDPP_RENDEZVOUS_S gives slow ones more time";
+
 /// "RANK" and "WORLD_SIZE", as the launcher calls them.
 struct VariableNames {
   const char* rank;
@@ -50,6 +53,7 @@ class Roll {
   [[nodiscard]] bool complete() const {
     return !seen_.empty() && static_cast<int>(seen_.size()) == seen_.begin()->second.world_size;
   }
+  [[nodiscard]] size_t count() const noexcept { return seen_.size(); }
   /// "1, 3" (at most ten of them).
   [[nodiscard]] std::string missing(int world_size) const;
 

@@ -149,6 +149,7 @@ std::shared_ptr<World> World::init(const WorldOptions& options) {
     WorldOptions used = options;
     if (auto limit = env::get_int("FSDPP_TIMEOUT_S", 1, 7 * 86400))
       used.collective_timeout = std::chrono::seconds(*limit);
+    if (auto limit = env::get_int("FSDPP_RENDEZVOUS_S", 1, 86400)) used.rendezvous_timeout = std::chrono::seconds(*limit);
     const DeviceChoice choice = choose_device(options.device, rank_env);
     auto world = std::make_shared<ProcessWorld>(rank_env, used, choice.device);
     world->connect(choice.problem);

@@ -31,6 +31,8 @@ struct WorldOptions {
   /// Device kind that this process computes on. CUDA: rank drives GPU `local_rank` (GPU local_rank / ranks_per_gpu when
   /// `FSDPP_RANKS_PER_GPU` is set, see fsdpp-run --ranks-per-gpu).
   c10::DeviceType device = c10::DeviceType::CPU;
+  /// How long ranks wait for each other at the start, and for the members of a new communicator. Overridden by
+  /// `FSDPP_RENDEZVOUS_S`.
   std::chrono::milliseconds rendezvous_timeout{std::chrono::seconds(60)};
   /// Default time-out of a collective, counted from its start. Overridden by `FSDPP_TIMEOUT_S`.
   std::chrono::milliseconds collective_timeout{std::chrono::seconds(300)};

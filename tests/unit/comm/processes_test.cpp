@@ -5,9 +5,13 @@
 
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <sstream>
+#include <thread>
 
+#include "comm/rendezvous.h"
 #include "comm/socket.h"
+#include "comm/store.h"
 #include "fsdpp/base/error.h"
 #include "support/processes.h"
 
@@ -82,13 +86,53 @@ TEST(Rendezvous, RankBeyondWorldThenItSaysSoAndOthersNameTheMissingOne) {
 TEST(Rendezvous, RankMissingThenOthersNameIt) {
   auto ranks = rank_environments(4, free_port());
   ranks.erase(ranks.begin() + 2);
-  expect_all(run("init", ranks), kInitTimeout, AllOf(HasSubstr("WORLD_SIZE=4"), HasSubstr("did not arrive: 2")));
+  expect_all(run("init", ranks), kInitTimeout,
+             AllOf(HasSubstr("WORLD_SIZE=4"), HasSubstr("3 arrived"), HasSubstr("did not arrive: 2"), HasSubstr("FSDPP_RENDEZVOUS_S")));
+}
+
+TEST(Rendezvous, TimeoutInTheEnvironmentThenItIsThat) {
+  auto ranks = rank_environments(2, free_port());
+  ranks.erase(ranks.begin() + 1);
+  ranks[0]["FSDPP_RENDEZVOUS_S"] = "1";
+  expect_all(run("init", ranks, {.rendezvous_ms = 60000}), kInitTimeout, HasSubstr("within 1 s"));
+}
+
+// Ranks that died on the way, by what they left in the store.
+constexpr comm::VariableNames kNames{"RANK", "WORLD_SIZE"};
+
+std::string init_timeout_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.code(), CommErrc::InitTimeout);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Rendezvous, RankDiedBeforeItSaidWhichThenItIsAmongTheMissing) {
+  auto store = comm::make_memory_store();
+  std::thread dying([&] {
+    while (store->add("rendezvous/arrivals", 0) == 0) std::this_thread::sleep_for(1ms);
+    store->add("rendezvous/arrivals", 1);
+  });
+  const auto text = init_timeout_of([&] { comm::rendezvous(*store, {.rank = 0, .world_size = 2, .who = "a"}, kNames, 300ms, false); });
+  dying.join();
+  EXPECT_THAT(text, AllOf(HasSubstr("1 arrived"), HasSubstr("did not arrive: 1")));
+}
+
+TEST(Rendezvous, FirstRankDiedBeforeItDecidedThenTheOthersNameIt) {
+  auto store = comm::make_memory_store();
+  store->set("rendezvous/arrival/1", comm::Arrival{.rank = 1, .world_size = 2, .who = "node7, pid 7"}.encode());
+  store->add("rendezvous/arrivals", 1);
+  const auto text = init_timeout_of([&] { comm::rendezvous(*store, {.rank = 0, .world_size = 2, .who = "a"}, kNames, 100ms, false); });
+  EXPECT_THAT(text, AllOf(HasSubstr("all WORLD_SIZE=2"), HasSubstr("RANK=1"), HasSubstr("node7, pid 7")));
 }
 
 TEST(Rendezvous, NobodyListensThenAddressAndPortAreNamed) {
   const int port = free_port();
   expect_all(run("init", {rank_environments(2, port)[1]}, {.rendezvous_ms = 800}), kInitTimeout,
-             AllOf(HasSubstr("MASTER_ADDR=127.0.0.1"), HasSubstr("MASTER_PORT=" + std::to_string(port))));
+             AllOf(HasSubstr("MASTER_ADDR=127.0.0.1"), HasSubstr("MASTER_PORT=" + std::to_string(port)), HasSubstr("FSDPP_RENDEZVOUS_S")));
 }
 
 TEST(Rendezvous, PortTakenByAStrangerThenEveryRankNamesIt) {
