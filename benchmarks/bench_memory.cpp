@@ -1,6 +1,6 @@
 // Peak memory of training steps of MiniLLM beside the printed formula, and whether the steady state asks the device for memory.
-// By shape: resharding after forward, keeping gathered parameters, accumulating gradients, recomputing activations, updating inside
-// backward. One JSON object a row, then a table; fails if a figure is off.
+// By shape: resharding after forward, keeping gathered parameters, accumulating gradients, recomputing activations; lean and fast as
+// bench_step's variants. One JSON object a row, then a table; fails if a figure is off.
 //
 // Formulas. formula_bytes: the total of minillm --dry-run (minillm::MemoryPlan); the engine's part (fsdpp::memory_formula of the model)
 // must equal what the dry run computes from sizes alone. peak_bytes: most bytes of tensors at once in the steps after the model was
@@ -66,9 +66,9 @@ std::vector<Case> cases_of(const Settings& s) {
     cases.push_back({shape, "recomputes", o});
     cases.back().options.model.recompute = true;
     cases.push_back({shape, "lean", o});
-    cases.back().options.step_in_backward = true;
-    cases.push_back({shape, "fast", cases.back().options});
-    cases.back().options.keep_cast_shard = true;
+    cases.back().options.step_in_backward = cases.back().options.model.recompute_norms = true;
+    cases.push_back({shape, "fast", o});
+    cases.back().options.step_in_backward = cases.back().options.keep_cast_shard = true;
   }
   return cases;
 }

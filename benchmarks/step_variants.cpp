@@ -63,11 +63,12 @@ minillm::Place own_place(const minillm::Place& place, const std::string& name) {
 
 /// minillm with some of its flags.
 struct Flags {
-  bool fused = true, in_backward = false, keep_cast = false, graph = false;
+  bool fused = true, in_backward = false, keep_cast = false, graph = false, recompute_norms = false;
 };
 std::unique_ptr<Stepper> make_minillm(const Setup& setup, const minillm::Place& place, const Flags& flags) {
   auto options = setup.options;
   options.model.fused = flags.fused;
+  options.model.recompute_norms = flags.recompute_norms;
   options.step_in_backward = flags.in_backward;
   options.keep_cast_shard = flags.keep_cast;
   options.graph = flags.graph;
@@ -119,8 +120,9 @@ const std::vector<Variant>& step_variants() {
   static const std::vector<Variant> all{
       sharded("sharded", "fully_shard of every block and the root, fsdpp's operators and AdamW", {}),
       sharded("sharded-plain-ops", "as sharded, with LibTorch's operators", {.fused = false}),
-      sharded("sharded-lean", "as sharded, updates inside backward: the least memory", {.in_backward = true}),
-      sharded("sharded-fast", "as lean, with the shards kept in bf16 too", {.in_backward = true, .keep_cast = true}),
+      sharded("sharded-lean", "as sharded, updates inside backward, norms made again there: the least memory",
+              {.in_backward = true, .recompute_norms = true}),
+      sharded("sharded-fast", "as sharded, updates inside backward, the shards kept in bf16 too", {.in_backward = true, .keep_cast = true}),
       sharded("sharded-graph", "as fast, the whole step in one CUDA graph", {.in_backward = true, .keep_cast = true, .graph = true}),
       {.name = "plain", .what = "plain LibTorch, bf16 weights, LibTorch's fused AdamW on fp32 masters",
        .make = [](const Setup& s) { return std::make_unique<PlainStepper>(s); }},

@@ -67,7 +67,8 @@ struct Sizes {
 Sizes sizes_of(const Options& options) {
   const auto& model = options.model;
   const auto tokens = options.batch * options.seq, width = gathered_width(options);
-  return {.tokens = tokens, .hidden = width * tokens * model.dim, .width = width, .saved = model.fused ? 12 : 16, .in_block = 9,
+  const int64_t saved = !model.fused ? 16 : model.recompute_norms ? 10 : 12;
+  return {.tokens = tokens, .hidden = width * tokens * model.dim, .width = width, .saved = saved, .in_block = 9,
           .vocabulary = model.vocab * model.dim};
 }
 
@@ -83,12 +84,14 @@ int64_t head_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemo
 /// The head's gradient unless it was applied, the block's where it is written in place, what the block computes again and works with.
 int64_t last_block_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemory& head, const fsdpp::UnitMemory& block) {
   const bool in_place = !block.reduces_on_wire && options.grad_accum == 1;
-  const auto gradients = (options.step_in_backward ? 0 : head.sharded_gradient_bytes) + (in_place ? block.sharded_gradient_bytes : 0);
+  const auto of_head = options.step_in_backward ? 0 : head.sharded_gradient_bytes;
+  const auto gradients = of_head + (in_place ? block.sharded_gradient_bytes : 0);
   return gradients + s.hidden * (s.in_block + (options.model.recompute ? s.saved - 1 : 0));
 }
 
 /// While backward works on the first block, or on the embedding, whose gradient is dense before it is reduced.
-int64_t last_steps_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemory& embedding, const fsdpp::UnitMemory& block, int64_t all) {
+int64_t last_steps_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemory& embedding, const fsdpp::UnitMemory& block,
+                         int64_t all) {
   const bool steps = options.step_in_backward;
   const auto before_first = all - embedding.sharded_gradient_bytes - (block.reduces_on_wire ? block.sharded_gradient_bytes : 0);
   const auto in_first = (steps ? block.sharded_gradient_bytes : before_first) + s.hidden * (s.saved + s.in_block);
@@ -98,10 +101,12 @@ int64_t last_steps_bytes(const Options& options, const Sizes& s, const fsdpp::Un
 
 const char* activations_formula(const ModelConfig& model) {
   if (model.recompute) return "layers*dim * batch*seq elements";
+  if (model.recompute_norms) return "layers*10*dim * batch*seq elements";
   return model.fused ? "layers*12*dim * batch*seq elements" : "about layers*16*dim * batch*seq elements";
 }
 const char* head_formula(const ModelConfig& model) {
-  return model.fused ? "logits of a chunk, the head's gradient in fp32, 2*dim * batch*seq elements" : "about (4*vocab + 2*dim) * batch*seq elements";
+  return model.fused ? "logits of a chunk, the head's gradient in fp32, 2*dim * batch*seq elements"
+                     : "about (4*vocab + 2*dim) * batch*seq elements";
 }
 
 }  // namespace
@@ -135,6 +140,8 @@ std::string dry_run_text(const Options& options, int world_size) {
   const auto block = plan_unit(block_shapes(options.model), width, world_size);
   const auto vocabulary = plan_unit(vocabulary_shapes(options.model), width, world_size);
   const auto m = memory_plan(options, world_size);
+  const char* gradients = options.step_in_backward ? "a block's gradients, and 9*dim * batch*seq elements"
+                                                   : "gradients of head and a block, and 9*dim * batch*seq elements";
   auto row = [](const char* what, const char* formula, int64_t bytes) {
     return text("  ", std::left, std::setw(22), what, std::right, std::setw(12), gigabytes(bytes), "  ", formula, "\n");
   };
@@ -154,7 +161,7 @@ std::string dry_run_text(const Options& options, int world_size) {
               row("  forward, at the head", activations_formula(options.model), m.activations + m.head),
               row("", head_formula(options.model), m.head),
               row("  backward begins", "the same activations", m.activations + m.last_block),
-              row("", options.step_in_backward ? "a block's gradients, and 9*dim * batch*seq elements" : "gradients of head and a block, and 9*dim * batch*seq elements", m.last_block),
+              row("", gradients, m.last_block),
               row("  backward ends", "gradients and a block's activations, or the embedding's dense gradient", m.last_steps),
               row("total", "", m.total()));
 }

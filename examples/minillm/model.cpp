@@ -17,6 +17,7 @@
 #include "fsdpp/ops/cross_entropy.h"
 #include "fsdpp/ops/linear.h"
 #include "fsdpp/ops/rms_norm.h"
+#include "fsdpp/ops/rms_norm_linear.h"
 
 namespace minillm {
 namespace {
@@ -25,9 +26,15 @@ torch::nn::Linear linear(int64_t in, int64_t out, bool bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
+std::vector<at::Tensor> products(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t parts, bool fused) {
+  if (fused) return fsdpp::ops::split_linear(x, weight, bias, parts);
+  auto whole = at::linear(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+  return parts > 1 ? whole.chunk(parts, -1) : std::vector{whole};
+}
+
 }  // namespace
 
-RMSNormImpl::RMSNormImpl(const ModelConfig& config) : fused(config.fused) { weight = register_parameter("weight", at::ones({config.dim})); }
+RMSNormImpl::RMSNormImpl(const ModelConfig& config) : fused(config.fused), again(config.recompute_norms) { weight = register_parameter("weight", at::ones({config.dim})); }
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
   return fused ? fsdpp::ops::rms_norm(x, weight) : at::rms_norm(x, {x.size(-1)}, weight);
@@ -42,6 +49,18 @@ std::pair<at::Tensor, at::Tensor> RMSNormImpl::add(const Residual& stream) {
   return {forward(total), total};
 }
 
+std::pair<std::vector<at::Tensor>, at::Tensor> RMSNormImpl::add_then_linear(const Residual& stream, const at::Tensor& to, const at::Tensor& bias,
+                                                                            int64_t parts) {
+  if (!(fused && again)) {
+    const auto [normed, total] = add(stream);
+    return {products(normed, to, bias, parts, fused), total};
+  }
+  fsdpp::ops::RmsNormLinearArgs args{.x = stream.sum, .residual = {}, .norm_weight = weight, .weight = to, .bias = bias, .parts = parts, .eps = {}};
+  if (stream.delta) args.x = *stream.delta, args.residual = stream.sum;
+  auto result = fsdpp::ops::rms_norm_linear(args);
+  return {std::move(result.parts), result.sum};
+}
+
 AttentionImpl::AttentionImpl(const ModelConfig& config) : heads(config.heads), fused(config.fused) {
   const auto dim = config.dim;
   in_proj_weight = register_parameter("in_proj_weight", at::empty({3 * dim, dim}));
@@ -51,10 +70,11 @@ AttentionImpl::AttentionImpl(const ModelConfig& config) : heads(config.heads), f
   torch::nn::init::zeros_(out_proj->bias);
 }
 
+at::Tensor AttentionImpl::forward(const at::Tensor& x) { return mix(products(x, in_proj_weight, in_proj_bias, 3, fused)); }
+
 // Query, key and value in the order of tokens, each dense: attention reads them as they are, and its result needs no copy either.
-at::Tensor AttentionImpl::forward(const at::Tensor& x) {
-  const auto batch = x.size(0), seq = x.size(1), dim = x.size(2);
-  const auto qkv = fused ? fsdpp::ops::split_linear(x, in_proj_weight, in_proj_bias, 3) : at::linear(x, in_proj_weight, in_proj_bias).chunk(3, -1);
+at::Tensor AttentionImpl::mix(const std::vector<at::Tensor>& qkv) {
+  const auto batch = qkv[0].size(0), seq = qkv[0].size(1), dim = qkv[0].size(2);
   auto by_head = [&](const at::Tensor& t) { return t.view({batch, seq, heads, dim / heads}).transpose(1, 2); };  // (B, H, T, D/H)
   const auto mixed = at::scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]));
   const auto joined = mixed.transpose(1, 2).reshape({batch, seq, dim});
@@ -66,8 +86,10 @@ FeedForwardImpl::FeedForwardImpl(const ModelConfig& config) : fused(config.fused
   down = register_module("2", linear(4 * config.dim, config.dim, false));
 }
 
-at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
-  return fused ? fsdpp::ops::silu_linear(fsdpp::ops::linear(x, up->weight), down->weight) : down(at::silu(up(x)));
+at::Tensor FeedForwardImpl::forward(const at::Tensor& x) { return after_up(products(x, up->weight, {}, 1, fused)[0]); }
+
+at::Tensor FeedForwardImpl::after_up(const at::Tensor& h) {
+  return fused ? fsdpp::ops::silu_linear(h, down->weight) : down(at::silu(h));
 }
 
 BlockImpl::BlockImpl(const ModelConfig& config) {
@@ -78,9 +100,9 @@ BlockImpl::BlockImpl(const ModelConfig& config) {
 }
 
 Residual BlockImpl::forward(const Residual& stream) {
-  const auto [before_attention, sum] = norm1->add(stream);
-  const auto [before_ffn, next] = norm2->add({sum, attn(before_attention)});
-  return {next, ffn(before_ffn)};
+  const auto [qkv, sum] = norm1->add_then_linear(stream, attn->in_proj_weight, attn->in_proj_bias, 3);
+  const auto [up, next] = norm2->add_then_linear({sum, attn->mix(qkv)}, ffn->up->weight, {}, 1);
+  return {next, ffn->after_up(up[0])};
 }
 
 MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) : recompute(config.recompute), fused(config.fused) {

@@ -24,6 +24,7 @@ struct ModelConfig {
   int64_t heads = 16;  // divides dim
   bool recompute = false;  // keep the input of each block only and compute the rest again in backward
   bool fused = true;       // fsdpp::ops: fused kernels and gradients in place; else LibTorch's operators, one by one
+  bool recompute_norms = false;  // fused: don't keep the results of norms, make them again in backward
 };
 
 /// The residual stream between blocks: a sum, and what is still to be added to it, by the norm that reads it next.
@@ -42,10 +43,13 @@ void visit_tensors(Residual& r, F&& f) {
 struct RMSNormImpl : torch::nn::Module {
   explicit RMSNormImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
-  /// {the stream's total normed, the total}
-  std::pair<at::Tensor, at::Tensor> add(const Residual& stream);
+  /// {the stream's total normed, then linear, in parts; the total}
+  std::pair<std::vector<at::Tensor>, at::Tensor> add_then_linear(const Residual& stream, const at::Tensor& to, const at::Tensor& bias, int64_t parts);
   at::Tensor weight;  // (D)
-  bool fused;
+  bool fused, again;
+
+ private:
+  std::pair<at::Tensor, at::Tensor> add(const Residual& stream);
 };
 TORCH_MODULE(RMSNorm);
 
@@ -53,6 +57,7 @@ TORCH_MODULE(RMSNorm);
 struct AttentionImpl : torch::nn::Module {
   explicit AttentionImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
+  at::Tensor mix(const std::vector<at::Tensor>& qkv);  // query, key, value, each (B, T, D): the projected x → (B, T, D)
   int64_t heads;
   bool fused;
   at::Tensor in_proj_weight;  // (3·D, D): query, key, value
@@ -65,6 +70,7 @@ TORCH_MODULE(Attention);
 struct FeedForwardImpl : torch::nn::Module {
   explicit FeedForwardImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
+  at::Tensor after_up(const at::Tensor& h);  // (B, T, 4·D) → (B, T, D)
   torch::nn::Linear up{nullptr}, down{nullptr};
   bool fused;
 };

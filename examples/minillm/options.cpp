@@ -60,6 +60,7 @@ void add_training_flags(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--precision", t.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_flag("--deferred-init", o.deferred_init, "Build without memory, then give each rank its shards: weights by seed and name");
   app.add_flag("--recompute", o.model.recompute, "Keep the input of each block only, compute the rest again in backward");
+  app.add_flag("--recompute-norms", o.model.recompute_norms, "Keep no results of norms, make them again in backward");
   app.add_flag("!--plain-ops", o.model.fused, "LibTorch's operators in place of fsdpp's fused ones; always so with --no-shard");
   app.add_flag("--graph", o.graph, "Capture the whole step in a CUDA graph and replay it");
   app.add_flag("--step-in-backward", o.step_in_backward, "Update each unit as soon as its gradients are there, and free them");
@@ -87,6 +88,7 @@ void check_combinations(Options& o) {
   require(!(o.step_in_backward && o.clip > 0), "--step-in-backward frees the gradients before their norm is known: not with --clip");
   require(o.shard || !(o.step_in_backward || o.keep_cast_shard), "--step-in-backward and --keep-cast-shard have no meaning with --no-shard");
   o.model.fused = o.model.fused && o.shard;
+  require(o.model.fused || !o.model.recompute_norms, "--recompute-norms is done by fsdpp's operators: not with --plain-ops or --no-shard");
   require(!o.profile_counters || !o.profile.empty(), "--profile-counters adds to what --profile DIR writes. Try: give both");
   o.synthetic = o.data == std::vector<std::string>{"synthetic"};
   require(!(o.synthetic && o.shuffle), "--shuffle has no meaning with --data synthetic");

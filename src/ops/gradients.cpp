@@ -3,8 +3,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
+
+#include <algorithm>
 
 #include "base/enforce.h"
 #include "kernels/column_sums.h"
@@ -33,6 +36,12 @@ void run_column_sums(const at::Tensor& out, const at::Tensor& rows, bool accumul
     args.scratch = data_of(scratch);
   }
   run("column_sums", rows, args, kernels::column_sums, kernels::column_sums_cpu);
+}
+
+template <class F>
+void for_each_part(const at::Tensor& whole, const std::vector<at::Tensor>& grads, F f) {
+  const int64_t rows = whole.size(0) / static_cast<int64_t>(grads.size());
+  for (size_t i = 0; i < grads.size(); ++i) f(whole.narrow(0, static_cast<int64_t>(i) * rows, rows), grads[i]);
 }
 
 }  // namespace
@@ -69,14 +78,66 @@ void column_sums_into(const at::Tensor& out, const at::Tensor& rows, bool accumu
 }
 
 at::Tensor linear_weight_gradient(const at::Tensor& weight, const at::Tensor& grad_rows, const at::Tensor& input_rows) {
+  return split_weight_gradient(weight, {grad_rows}, input_rows);
+}
+at::Tensor linear_bias_gradient(const at::Tensor& bias, const at::Tensor& grad_rows) { return split_bias_gradient(bias, {grad_rows}); }
+
+void expect_parts(const char* op, const at::Tensor& weight, int64_t parts) {
+  FSDPP_ENFORCE(parts >= 1 && weight.size(0) % parts == 0, UsageError,
+                "{}: expected a number of parts that divides the {} rows of the weight, got {}", op, weight.size(0), parts);
+}
+
+std::vector<at::Tensor> split_products(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t parts) {
+  std::vector<at::Tensor> results;
+  const int64_t rows = weight.size(0) / parts;
+  for (int64_t i = 0; i < parts; ++i) {
+    auto part_of = [&](const at::Tensor& t) { return t.defined() && parts > 1 ? t.narrow(0, i * rows, rows) : t; };
+    results.push_back(at::linear(x, part_of(weight), part_of(bias)));
+  }
+  return results;
+}
+
+std::vector<at::Tensor> rows_of_each(const std::vector<at::Tensor>& grads) {
+  std::vector<at::Tensor> rows;
+  for (auto& g : grads) rows.push_back(g.defined() ? rows_of(g) : at::Tensor());
+  return rows;
+}
+
+bool any_defined(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](auto& t) { return t.defined(); });
+}
+
+at::Tensor split_input_gradient(at::IntArrayRef sizes, const at::Tensor& weight, const std::vector<at::Tensor>& grads) {
+  at::Tensor sum;
+  for_each_part(weight, grads, [&](const at::Tensor& part, const at::Tensor& grad) {
+    if (!grad.defined()) return;
+    if (sum.defined())
+      sum.addmm_(grad, part);
+    else
+      sum = at::mm(grad, part);
+  });
+  return sum.view(sizes);
+}
+
+at::Tensor split_weight_gradient(const at::Tensor& weight, const std::vector<at::Tensor>& grads, const at::Tensor& input_rows) {
   Destination to(weight);
-  product_into(to.out, grad_rows.t(), input_rows, to.accumulate);
+  for_each_part(to.out, grads, [&](const at::Tensor& out, const at::Tensor& grad) {
+    if (grad.defined())
+      product_into(out, grad.t(), input_rows, to.accumulate);
+    else if (!to.accumulate)
+      out.zero_();
+  });
   return to.own;
 }
 
-at::Tensor linear_bias_gradient(const at::Tensor& bias, const at::Tensor& grad_rows) {
+at::Tensor split_bias_gradient(const at::Tensor& bias, const std::vector<at::Tensor>& grads) {
   Destination to(bias);
-  column_sums_into(to.out, grad_rows, to.accumulate);
+  for_each_part(to.out, grads, [&](const at::Tensor& out, const at::Tensor& grad) {
+    if (grad.defined())
+      column_sums_into(out, grad, to.accumulate);
+    else if (!to.accumulate)
+      out.zero_();
+  });
   return to.own;
 }
 

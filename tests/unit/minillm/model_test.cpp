@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -170,6 +171,39 @@ TEST(MiniLLM, Recomputation_GivesTheSameLossAndGradients) {
   a.backward(), b.backward();
   const auto p = kept->parameters(), q = recomputed->parameters();
   for (size_t i = 0; i < p.size(); ++i) EXPECT_TRUE(at::equal(p[i].grad(), q[i].grad())) << i;
+}
+
+// Losses and gradients of two steps, bf16.
+std::vector<at::Tensor> results_of(const Options& options, const std::shared_ptr<fsdpp::comm::World>& world) {
+  auto model = build_model(options, {fsdpp::comm::Mesh::shard(world), world->device(), world->rank(), world->size()});
+  fsdpp::optim::AdamW optimizer(*model, {.lr = 0.01});
+  std::vector<at::Tensor> results;
+  const auto tokens = at::arange(10).view({2, 5});
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    results.push_back(mean_loss(model, tokens, tokens + 1));
+    results.back().backward();
+    for (const auto& p : model->parameters()) results.push_back(p.grad().clone());
+    optimizer.step();
+  }
+  return results;
+}
+
+TEST(MiniLLM, NormsMadeAgain_GiveTheBitsOfNormsThatAreKept) {
+  Options options;
+  options.model = kTiny;
+  options.deferred_init = true;  // the same weights in every thread
+  for (const auto precision : {Precision::FP32, Precision::BF16})
+    for (const bool recompute : {false, true})
+      for (const int ranks : {1, 2}) {
+        options.precision = precision, options.model.recompute = recompute;
+        fsdpp::comm::run_local_world(ranks, [&](const std::shared_ptr<fsdpp::comm::World>& world) {
+          auto again = options;
+          again.model.recompute_norms = true;
+          const auto want = results_of(options, world), got = results_of(again, world);
+          for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i << " of " << want.size();
+        });
+      }
 }
 
 // How one rank of two gathers and reduces in a step.

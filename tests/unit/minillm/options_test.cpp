@@ -43,7 +43,7 @@ TEST(Flags, None_IsTheSeedModel) {
   EXPECT_EQ(o.adam_eps, 1e-8);
   EXPECT_EQ(o.clip, 0.0);
   EXPECT_TRUE(o.shard);
-  EXPECT_FALSE(o.synthetic || o.dry_run || o.shuffle || o.model.recompute);
+  EXPECT_FALSE(o.synthetic || o.dry_run || o.shuffle || o.model.recompute || o.model.recompute_norms);
 }
 
 TEST(Flags, EachOfThem_ReachesItsOption) {
@@ -53,6 +53,7 @@ TEST(Flags, EachOfThem_ReachesItsOption) {
                         "s",       "--metrics", "m", "--grad-accum", "6",   "--precision", "bf16",    "--no-shard", "--log-every", "2",
                         "--recompute"});
   EXPECT_TRUE(o.model.recompute);
+  EXPECT_TRUE(parse({"--recompute-norms"}).model.recompute_norms);
   EXPECT_EQ(std::tuple(o.model.vocab, o.model.dim, o.model.layers, o.model.heads), std::tuple(300, 64, 3, 2));
   EXPECT_EQ(std::tuple(o.batch, o.seq, o.steps, o.grad_accum, o.log_every), std::tuple(5, 17, 9, 6, 2));
   EXPECT_EQ(std::tuple(o.lr, o.clip, o.seed), std::tuple(0.5, 0.25, uint64_t{11}));
@@ -81,6 +82,7 @@ TEST(Flags, WrongOnes_AreErrorsThatNameThem) {
   EXPECT_THAT(error_of({"--world", "4"}), HasSubstr("--dry-run"));
   EXPECT_THAT(error_of({"--data", "synthetic", "--shuffle", "1"}), HasSubstr("--shuffle"));
   EXPECT_THAT(error_of({"--vocab", "255"}), HasSubstr("--vocab 255"));
+  for (const char* without : {"--plain-ops", "--no-shard"}) EXPECT_THAT(error_of({"--recompute-norms", without}), HasSubstr("--recompute-norms"));
   EXPECT_EQ(error_of({"--vocab", "255", "--data", "synthetic"}), "no error");
 }
 

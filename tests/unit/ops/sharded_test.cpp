@@ -8,6 +8,7 @@
 #include "fsdpp/ops/cross_entropy.h"
 #include "fsdpp/ops/linear.h"
 #include "fsdpp/ops/rms_norm.h"
+#include "fsdpp/ops/rms_norm_linear.h"
 #include "support/tiny_models.h"
 
 namespace fsdpp::test {
@@ -20,7 +21,7 @@ using comm::World;
 constexpr int64_t kDim = 6, kHidden = 10, kVocab = 11;
 constexpr int kMicro = 2, kSteps = 2;
 
-enum class By { LibTorch, ThisLayer, ThisLayerRecomputed };
+enum class By { LibTorch, ThisLayer, ThisLayerRecomputed, NormsAgain };
 
 // A block before the head, by LibTorch's operators or by this layer's.
 struct NetImpl : torch::nn::Module {
@@ -36,12 +37,16 @@ struct NetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& targets) {
     if (by == By::LibTorch) return forward_plain(x, targets);
     auto run = [this](const at::Tensor& t) { return block(t); };
-    return ops::linear_cross_entropy(by == By::ThisLayer ? run(x) : checkpoint(run, x), head, targets, {.chunk_rows = 4});
+    return ops::linear_cross_entropy(by == By::ThisLayerRecomputed ? checkpoint(run, x) : run(x), head, targets, {.chunk_rows = 4});
   }
   at::Tensor block(const at::Tensor& x) {
-    auto [y, sum] = ops::add_rms_norm(ops::linear(ops::rms_norm(x, norm1), mix), x, norm2);
+    auto [y, sum] = ops::add_rms_norm(mixed(x), x, norm2);
     auto h = ops::linear(y, up);
     return sum + ops::silu_linear(h, down, bias) + ops::swiglu_linear(ops::linear(y, gate), h, gated_down);
+  }
+  at::Tensor mixed(const at::Tensor& x) {
+    if (by != By::NormsAgain) return ops::linear(ops::rms_norm(x, norm1), mix);
+    return ops::rms_norm_linear({.x = x, .residual = {}, .norm_weight = norm1, .weight = mix, .bias = {}, .parts = 1, .eps = {}}).parts[0];
   }
   at::Tensor forward_plain(const at::Tensor& x, const at::Tensor& targets) {
     auto sum = at::linear(at::rms_norm(x, {kDim}, norm1), mix) + x;
@@ -102,8 +107,17 @@ TEST_P(ShardedOps, TrainAsOrdinaryOnes) {
     }
   });
 }
+
+TEST(ShardedNormsAgain, HaveTheBitsOfNormsThatAreKept) {
+  for (int ranks : {1, 2})
+    run_local_world(ranks, [&](std::shared_ptr<World> world) {
+      const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+      const auto want = train(world, By::ThisLayer, policy, false, 2), got = train(world, By::NormsAgain, policy, false, 2);
+      for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
+    });
+}
 INSTANTIATE_TEST_SUITE_P(All, ShardedOps,
-                         ::testing::Combine(::testing::Values(By::ThisLayer, By::ThisLayerRecomputed), ::testing::Values(1, 2, 3),
+                         ::testing::Combine(::testing::Values(By::ThisLayer, By::ThisLayerRecomputed, By::NormsAgain), ::testing::Values(1, 2, 3),
                                             ::testing::Values(1, 2), ::testing::Bool(), ::testing::Bool()));
 
 struct ProbeImpl : torch::nn::Module {
