@@ -5,8 +5,12 @@
 // Formulas (S: bytes of the whole buffer, n: ranks, t: time of a call): busbw = S / t · (n − 1) / n; ratio_to_bare = t_bare / t;
 // ratio_to_link = busbw / 450 GB/s, what NVLink 4 gives a GPU in one direction. t: time between two events around `calls` calls,
 // divided by their number, of the slowest rank; median over the rounds. host_us: the host's time to issue a call.
-// Gathers are in place, as the engine's; reductions are not. The communicator offers no registered buffers or symmetric windows,
-// so neither side uses them.
+// Gathers are in place, as the engine's; reductions are not.
+//
+// --buffers symmetric: beside them a third side, in memory that fsdpp registered (Communicator::allocate) on a communicator of its own;
+// --buffers copy-engine: the same with gathers by copy engines (reductions never are). Its gathers must be equal to the plain ones bit
+// by bit, its sums right to rounding. "registered" in a row says whether the machine allowed it; else it is plain memory. Waits in such
+// memory can't be aborted, so run each kind as a program of its own: --limit ends one that hangs.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -17,8 +21,10 @@
 #include <algorithm>
 #include <functional>
 #include <iostream>
+#include <map>
 
 #include "bare_nccl.h"
+#include "fsdpp/comm/buffers.h"
 #include "fsdpp/comm/world.h"
 #include "support/device.h"
 #include "support/options.h"
@@ -34,8 +40,9 @@ struct Settings {
   std::string device = "cpu";
   std::string gather_dtype = "bf16", reduce_dtype = "fp32";
   int64_t min_bytes = 1 << 10, max_bytes = 1 << 30;
-  int rounds = 7, most_calls = 200;
-  bool spoil = false;
+  std::string buffers = "plain";
+  int rounds = 7, most_calls = 200, max_ctas = 0, limit_s = 60;
+  bool spoil = false, spoil_symmetric = false;
 };
 
 std::optional<Settings> parse(int argc, char** argv) {
@@ -51,7 +58,15 @@ std::optional<Settings> parse(int argc, char** argv) {
   app.add_option("--max-bytes", s.max_bytes, "Largest whole buffer")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--rounds", s.rounds, "Turns of each side")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--calls", s.most_calls, "Calls of a turn, at most")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--buffers", s.buffers, "plain; or also symmetric or copy-engine")
+      ->check(CLI::IsMember({"plain", "symmetric", "copy-engine"}))
+      ->capture_default_str();
+  app.add_option("--max-ctas", s.max_ctas, "Thread blocks of fsdpp's communicators; 0: as NCCL likes")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  app.add_option("--limit", s.limit_s, "Seconds after which a collective counts as hanging")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_flag("--spoil", s.spoil, "Test aid: change one value before the check, which then has to fail");
+  app.add_flag("--spoil-symmetric", s.spoil_symmetric, "Test aid: the same in symmetric buffers");
   if (!bench::parse(app, argc, argv)) return std::nullopt;
   return s;
 }
@@ -59,17 +74,20 @@ std::optional<Settings> parse(int argc, char** argv) {
 struct Ranks {
   fsdpp::comm::World& world;
   fsdpp::comm::Communicator& ours;
-  bench::BareCollectives* bare;  // null: none
+  bench::BareCollectives* bare;          // null: none
+  fsdpp::comm::Communicator* symmetric;  // null: none
   fsdpp::cuda::StreamView stream;
+  bool registered = false;  // the symmetric one's memory
 };
 
 /// One operation on its buffers.
 struct Case {
   std::string op;
-  c10::ScalarType dtype;
-  int64_t count;  // elements of one rank's part
+  c10::ScalarType dtype = at::kFloat;
+  int64_t count = 0;  // elements of one rank's part
   at::Tensor whole, part;
-  std::function<fsdpp::comm::Ticket()> ours;
+  at::Tensor symmetric_whole, symmetric_part;  // undefined: not asked for
+  std::function<fsdpp::comm::Ticket()> ours, symmetric;
   std::function<void()> bare;
 
   [[nodiscard]] int64_t bytes() const { return whole.numel() * static_cast<int64_t>(c10::elementSize(dtype)); }
@@ -82,25 +100,45 @@ at::Tensor values_of(int rank, int64_t count, const at::Tensor& like) {
 }
 
 Case gather_case(Ranks& r, c10::ScalarType dtype, int64_t count) {
-  Case c{"all_gather", dtype, count, {}, {}, {}, {}};
+  Case c;
+  c.op = "all_gather";
+  c.dtype = dtype;
+  c.count = count;
   c.whole = at::zeros({count * r.world.size()}, at::TensorOptions().dtype(dtype).device(r.world.device()));
+  if (r.symmetric != nullptr) c.symmetric_whole = fsdpp::comm::allocate_tensor(*r.symmetric, c.whole.sizes(), dtype, "whole").zero_();
+  const auto call_in = [&](fsdpp::comm::Communicator& comm, const at::Tensor& whole) {
+    const auto part = whole.narrow(0, count * r.world.rank(), count);
+    part.copy_(values_of(r.world.rank(), count, part));
+    const fsdpp::comm::Buffer out{whole.data_ptr(), whole.numel(), dtype};
+    const fsdpp::comm::ConstBuffer in{part.data_ptr(), count, dtype};
+    return [&r, &comm, out, in] { return comm.all_gather(out, in, r.stream, {"bench", {}}); };
+  };
   c.part = c.whole.narrow(0, count * r.world.rank(), count);
-  c.part.copy_(values_of(r.world.rank(), count, c.part));
-  const fsdpp::comm::Buffer out{c.whole.data_ptr(), c.whole.numel(), dtype};
-  const fsdpp::comm::ConstBuffer in{c.part.data_ptr(), count, dtype};
-  c.ours = [&r, out, in] { return r.ours.all_gather(out, in, r.stream, {"bench", {}}); };
-  c.bare = [&r, out, in] { r.bare->all_gather(out.data, in.data, in.count, in.dtype, r.stream); };
+  c.ours = call_in(r.ours, c.whole);
+  if (r.symmetric != nullptr) c.symmetric = call_in(*r.symmetric, c.symmetric_whole);
+  c.bare = [&r, out = c.whole.data_ptr(), in = c.part.data_ptr(), count, dtype] { r.bare->all_gather(out, in, count, dtype, r.stream); };
   return c;
 }
 
 Case reduce_case(Ranks& r, c10::ScalarType dtype, int64_t count) {
-  Case c{"reduce_scatter", dtype, count, {}, {}, {}, {}};
+  Case c;
+  c.op = "reduce_scatter";
+  c.dtype = dtype;
+  c.count = count;
   c.part = at::zeros({count}, at::TensorOptions().dtype(dtype).device(r.world.device()));
   c.whole = values_of(r.world.rank(), count * r.world.size(), c.part);
-  const fsdpp::comm::Buffer out{c.part.data_ptr(), count, dtype};
-  const fsdpp::comm::ConstBuffer in{c.whole.data_ptr(), c.whole.numel(), dtype};
-  c.ours = [&r, out, in] { return r.ours.reduce_scatter(out, in, fsdpp::comm::ReduceOp::Sum, r.stream, {"bench", {}}); };
-  c.bare = [&r, out, in] { r.bare->reduce_scatter(out.data, in.data, out.count, in.dtype, r.stream); };
+  const auto call_in = [&](fsdpp::comm::Communicator& comm, const at::Tensor& whole, const at::Tensor& part) {
+    const fsdpp::comm::Buffer out{part.data_ptr(), count, dtype};
+    const fsdpp::comm::ConstBuffer in{whole.data_ptr(), whole.numel(), dtype};
+    return [&r, &comm, out, in] { return comm.reduce_scatter(out, in, fsdpp::comm::ReduceOp::Sum, r.stream, {"bench", {}}); };
+  };
+  c.ours = call_in(r.ours, c.whole, c.part);
+  if (r.symmetric != nullptr) {
+    c.symmetric_whole = fsdpp::comm::allocate_tensor(*r.symmetric, c.whole.sizes(), dtype, "whole").copy_(c.whole);
+    c.symmetric_part = fsdpp::comm::allocate_tensor(*r.symmetric, c.part.sizes(), dtype, "part").zero_();
+    c.symmetric = call_in(*r.symmetric, c.symmetric_whole, c.symmetric_part);
+  }
+  c.bare = [&r, out = c.part.data_ptr(), in = c.whole.data_ptr(), count, dtype] { r.bare->reduce_scatter(out, in, count, dtype, r.stream); };
   return c;
 }
 
@@ -111,7 +149,7 @@ bool gathered_right(const Ranks& r, const Case& c) {
 }
 
 // n − 1 additions, each rounded to at most half a unit in the last place of the largest sum.
-bool reduced_right(const Ranks& r, const Case& c) {
+bool reduced_right(const Ranks& r, const Case& c, const at::Tensor& part) {
   const double unit = c.dtype == at::kFloat ? 0x1p-23 : 0x1p-7;
   at::Tensor sum, magnitude;
   for (int rank = 0; rank < r.world.size(); ++rank) {
@@ -119,7 +157,7 @@ bool reduced_right(const Ranks& r, const Case& c) {
     sum = rank == 0 ? values : sum.add_(values);
     magnitude = rank == 0 ? values.abs() : magnitude.add_(values.abs());
   }
-  return ((c.part.to(at::kDouble) - sum).abs() <= magnitude * unit * r.world.size()).all().item<bool>();
+  return ((part.to(at::kDouble) - sum).abs() <= magnitude * unit * r.world.size()).all().item<bool>();
 }
 
 void wait(const Ranks& r, const fsdpp::comm::Ticket& ticket) {
@@ -127,16 +165,24 @@ void wait(const Ranks& r, const fsdpp::comm::Ticket& ticket) {
   bench::synchronize(r.world.device());
 }
 
+void spoil_first(const at::Tensor& values) { values.narrow(0, 0, 1).add_(1); }
+
 void check_values(const Ranks& r, const Settings& s, Case& c) {
-  auto right = [&] { return c.op == "all_gather" ? gathered_right(r, c) : reduced_right(r, c); };
+  const bool gathers = c.op == "all_gather";
+  auto right = [&] { return gathers ? gathered_right(r, c) : reduced_right(r, c, c.part); };
   auto refuse = [&](const char* who) {
     throw fsdpp::Error("bench_collectives: " + std::string(who) + ": wrong values from " + c.op + " of " +
                        bench::bytes_text(c.bytes()));
   };
   bench::synchronize(r.world.device());
   wait(r, c.ours());
-  if (s.spoil) (c.op == "all_gather" ? c.whole : c.part).narrow(0, 0, 1).add_(1);
+  if (s.spoil) spoil_first(gathers ? c.whole : c.part);
   if (!right()) refuse("fsdpp");
+  if (c.symmetric) {
+    wait(r, c.symmetric());
+    if (s.spoil_symmetric) spoil_first(gathers ? c.symmetric_whole : c.symmetric_part);
+    if (!(gathers ? at::equal(c.symmetric_whole, c.whole) : reduced_right(r, c, c.symmetric_part))) refuse("symmetric buffers");
+  }
   if (r.bare == nullptr) return;
   c.bare();
   bench::synchronize(r.world.device());
@@ -170,58 +216,64 @@ int calls_of(const Settings& s, int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(volume / bytes, 2, s.most_calls));
 }
 
+struct Side {
+  std::string prefix;  ///< of its figures in a row
+  std::function<fsdpp::comm::Ticket()> call;
+  Samples samples = {};
+};
+
+std::vector<Side> sides_of(const Ranks& r, const Case& c) {
+  std::vector<Side> sides{{"", c.ours}};
+  if (c.symmetric) sides.push_back({"symmetric_", c.symmetric});
+  if (r.bare != nullptr)
+    sides.push_back({"bare_", [&c] {
+                       c.bare();
+                       return fsdpp::comm::Ticket();
+                     }});
+  return sides;
+}
+
+std::vector<Side> take_turns(Ranks& r, const Settings& s, const Case& c, int calls) {
+  auto sides = sides_of(r, c);
+  bench::StreamTimer timer(r.world.device());
+  for (int round = -1; round < s.rounds; ++round) {  // the first warms up
+    for (size_t turn = 0; turn < sides.size(); ++turn) {
+      auto& side = sides[(turn + static_cast<size_t>(round + 1)) % sides.size()];
+      take(r, timer, side.call, calls, side.samples);
+    }
+    if (round < 0)
+      for (auto& side : sides) side.samples = {};
+  }
+  return sides;
+}
+
 void measure(Ranks& r, const Settings& s, Case c, const bench::Report& report, bench::Table& table) {
   check_values(r, s, c);
-  bench::StreamTimer timer(r.world.device());
-  const auto bare_call = [&] {
-    c.bare();
-    return fsdpp::comm::Ticket();
-  };
   const int calls = calls_of(s, c.bytes());
-  Samples ours, bare;
-  for (int round = -1; round < s.rounds; ++round) {  // the first warms up
-    for (int turn = 0; turn < 2; ++turn) {
-      if ((turn + round) % 2 == 0)
-        take(r, timer, c.ours, calls, ours);
-      else if (r.bare != nullptr)
-        take(r, timer, bare_call, calls, bare);
-    }
-    if (round < 0) ours = bare = {};
-  }
   const double n = r.world.size();
   auto busbw = [&](double us) { return static_cast<double>(c.bytes()) / us / 1e3 * (n - 1) / n; };
-  const auto us = slowest(r, ours.us);
-  bench::Row row{{"op", c.op},         {"dtype", c10::toString(c.dtype)},
-                 {"bytes", c.bytes()}, {"ranks", r.world.size()},
-                 {"calls", calls},     {"rounds", s.rounds}};
-  bench::put(row, "us", us);
-  row["host_us"] = slowest(r, ours.host_us).median;
-  row["busbw_GBps"] = busbw(us.median);
-  row["ratio_to_link"] = busbw(us.median) / kLinkGBps;
-  std::vector<std::string> cells{c.op,
-                                 bench::bytes_text(c.bytes()),
-                                 fixed(us.median, 1),
-                                 fixed(busbw(us.median), 1),
-                                 fixed(busbw(us.median) / kLinkGBps, 3),
-                                 fixed(row["host_us"], 1),
-                                 "-",
-                                 "-",
-                                 "-",
-                                 "-"};
-  if (r.bare != nullptr) {
-    const auto bare_us = slowest(r, bare.us);
-    bench::put(row, "bare_us", bare_us);
-    row["bare_host_us"] = slowest(r, bare.host_us).median;
-    row["bare_busbw_GBps"] = busbw(bare_us.median);
-    row["ratio_to_bare"] = bare_us.median / us.median;
-    const auto at = cells.end() - 4;
-    at[0] = fixed(bare_us.median, 1);
-    at[1] = fixed(busbw(bare_us.median), 1);
-    at[2] = fixed(row["bare_host_us"], 1);
-    at[3] = fixed(row["ratio_to_bare"], 3);
+  bench::Row row{{"op", c.op},         {"dtype", c10::toString(c.dtype)}, {"bytes", c.bytes()},       {"ranks", r.world.size()},
+                 {"calls", calls},     {"rounds", s.rounds},              {"max_ctas", s.max_ctas}};
+  std::map<std::string, bench::Spread> us;
+  for (const auto& side : take_turns(r, s, c, calls)) {
+    us[side.prefix] = slowest(r, side.samples.us);
+    bench::put(row, side.prefix + "us", us[side.prefix]);
+    row[side.prefix + "host_us"] = slowest(r, side.samples.host_us).median;
+    row[side.prefix + "busbw_GBps"] = busbw(us[side.prefix].median);
+  }
+  row["ratio_to_link"] = busbw(us[""].median) / kLinkGBps;
+  if (us.contains("bare_")) row["ratio_to_bare"] = us["bare_"].median / us[""].median;
+  if (us.contains("symmetric_")) {
+    row["buffers"] = s.buffers;
+    row["registered"] = r.registered;
+    row["symmetric_ratio_to_plain"] = us[""].median / us["symmetric_"].median;
   }
   report.row(row);
-  table.add(std::move(cells));
+  auto cell = [&](const std::string& key, int digits) { return row.contains(key) ? fixed(row[key].get<double>(), digits) : std::string("-"); };
+  table.add({c.op, bench::bytes_text(c.bytes()), fixed(us[""].median, 1), cell("busbw_GBps", 1), cell("ratio_to_link", 3), cell("host_us", 1),
+             us.contains("bare_") ? fixed(us["bare_"].median, 1) : "-", cell("bare_busbw_GBps", 1), cell("bare_host_us", 1),
+             cell("ratio_to_bare", 3), us.contains("symmetric_") ? fixed(us["symmetric_"].median, 1) : "-", cell("symmetric_busbw_GBps", 1),
+             cell("symmetric_ratio_to_plain", 3)});
 }
 
 c10::ScalarType dtype_of(const std::string& name) { return name == "bf16" ? at::kBFloat16 : at::kFloat; }
@@ -229,24 +281,32 @@ c10::ScalarType dtype_of(const std::string& name) { return name == "bf16" ? at::
 void run(const Settings& s) {
   fsdpp::comm::WorldOptions options;
   options.device = s.device == "cuda" ? c10::kCUDA : c10::kCPU;
+  options.collective_timeout = std::chrono::seconds(s.limit_s);
   const auto world = fsdpp::comm::World::init(options);
-  const auto comm = world->make_communicator("bench");
+  const auto comm = world->make_communicator("bench", {}, {.max_ctas = s.max_ctas});
+  std::shared_ptr<fsdpp::comm::Communicator> symmetric;
+  if (s.buffers != "plain")
+    symmetric = world->make_communicator("bench.symmetric", {}, {.copy_engine = s.buffers == "copy-engine", .max_ctas = s.max_ctas});
   const auto bare = bench::make_bare_collectives(*world);
   const fsdpp::cuda::Stream stream(world->device());
-  Ranks ranks{*world, *comm, bare.get(), stream};
+  Ranks ranks{*world, *comm, bare.get(), symmetric.get(), stream};
+  if (symmetric) ranks.registered = symmetric->allocate(4096, {.label = "probe"}).registered;
   auto common = bench::Row{{"bench", "collectives"}, {"machine", bench::machine(world->device())}};
   if (bare) common["machine"]["nccl"] = bare->version();
   const bench::Report report(world->rank() == 0, common);
   bench::Table table(
-      {"op", "bytes", "us", "busbw GB/s", "of 450", "host us", "bare us", "bare GB/s", "bare host us", "bare/ours"});
-  for (const bool gather : {true, false})
+      {"op", "bytes", "us", "busbw GB/s", "of 450", "host us", "bare us", "bare GB/s", "bare host us", "bare/ours",
+       s.buffers == "plain" ? "symmetric us" : s.buffers + " us", "GB/s", "plain/it"});
+  for (const bool gather : {true, false}) {
+    if (!gather && s.buffers == "copy-engine") continue;
     for (int64_t bytes = s.min_bytes; bytes <= s.max_bytes; bytes *= 4) {
       const auto dtype = dtype_of(gather ? s.gather_dtype : s.reduce_dtype);
       const auto count = std::max<int64_t>(1, bytes / world->size() / static_cast<int64_t>(c10::elementSize(dtype)));
       measure(ranks, s, gather ? gather_case(ranks, dtype, count) : reduce_case(ranks, dtype, count), report, table);
     }
+  }
   report.line(std::to_string(world->size()) + " ranks, " + s.device + "; slowest rank, median of " + std::to_string(s.rounds) +
-              " rounds");
+              " rounds" + (symmetric ? ranks.registered ? "; buffers are registered" : "; buffers could not be registered" : ""));
   report.table(table);
 }
 

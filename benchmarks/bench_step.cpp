@@ -61,7 +61,7 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--seq", o.seq, "Tokens of a sample");
   app.add_flag("--recompute", o.model.recompute, "Keep each block's input only");
   app.add_option("--precision", s.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
-  app.add_option("--variants", s.variants, "Names, separated by commas; all if not given")->delimiter(',');
+  app.add_option("--variants", s.variants, "Names, separated by commas; if not given all but those with symmetric buffers")->delimiter(',');
   app.add_option("--turns", s.turns, "Turns of each variant")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steps", s.steps, "Steps of a turn, once waiting after each and once in a row")
       ->check(CLI::PositiveNumber)
@@ -108,7 +108,7 @@ std::optional<Settings> parse(int argc, char** argv) {
   s.model.synthetic = true;
   if (s.variants.empty())
     for (const auto& v : bench::step_variants())
-      if ((s.model.cuda || !v.cuda_only) && (s.fabric.ranks == 0 || v.sharded)) s.variants.push_back(v.name);
+      if (!v.only_by_name && (s.model.cuda || !v.cuda_only) && (s.fabric.ranks == 0 || v.sharded)) s.variants.push_back(v.name);
   s.fabric.device = s.model.cuda ? c10::kCUDA : c10::kCPU;
   s.fabric.within = {.bytes_per_s = s.bandwidth * 1e9, .latency_s = s.latency * 1e-6};
   s.fabric.between = {.bytes_per_s = s.node_bandwidth * 1e9, .latency_s = s.node_latency * 1e-6};
@@ -144,8 +144,9 @@ class Entry {
     bench::reset_peak(device_);
     for (int i = 0; i < settings.warmup; ++i) losses_.push_back(next().item<double>());
     const auto after = bench::allocator_stats(device_);
-    peak_ = after.peak - before;
-    resident_ = after.allocated - before;
+    const auto registered = stepper_->registered_bytes();
+    peak_ = after.peak - before + registered;
+    resident_ = after.allocated - before + registered;
   }
 
   /// Not timed: steps that find blocks again which another variant's turn has cut up.

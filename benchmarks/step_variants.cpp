@@ -12,6 +12,9 @@ using minillm::Autocast;
 using minillm::Batch;
 using minillm::Precision;
 
+constexpr fsdpp::comm::MeshOptions kSymmetric{.symmetric_buffers = true};
+constexpr fsdpp::comm::MeshOptions kCopyEngine{.symmetric_buffers = true, .copy_engine_gathers = true};
+
 /// minillm's model and optimizer, as its training loop uses them.
 class MiniLLMStepper final : public Stepper {
  public:
@@ -32,6 +35,7 @@ class MiniLLMStepper final : public Stepper {
     }
     return (*graph_)();
   }
+  int64_t registered_bytes() const override { return fsdpp::registered_buffer_bytes(*model_); }
 
  private:
   at::Tensor step_on(const Batch& batch) {
@@ -56,14 +60,15 @@ class MiniLLMStepper final : public Stepper {
 };
 
 /// With a mesh of its own, so that variants share neither buffers nor the recorded order of units.
-minillm::Place own_place(const minillm::Place& place, const std::string& name) {
+minillm::Place own_place(const minillm::Place& place, const std::string& name, const fsdpp::comm::MeshOptions& options) {
   const std::shared_ptr<fsdpp::comm::World> world(&place.mesh->world(), [](auto*) {});  // place.mesh outlives the variants
-  return {fsdpp::comm::Mesh::shard(world, name), place.device, place.rank, place.world_size};
+  return {fsdpp::comm::Mesh::shard(world, name, options), place.device, place.rank, place.world_size};
 }
 
 /// minillm with some of its flags.
 struct Flags {
   bool fused = true, in_backward = false, keep_cast = false, graph = false, recompute_norms = false;
+  fsdpp::comm::MeshOptions mesh = {};
 };
 std::unique_ptr<Stepper> make_minillm(const Setup& setup, const minillm::Place& place, const Flags& flags) {
   auto options = setup.options;
@@ -75,8 +80,8 @@ std::unique_ptr<Stepper> make_minillm(const Setup& setup, const minillm::Place& 
   return std::make_unique<MiniLLMStepper>(options, place);
 }
 Variant sharded(std::string name, std::string what, const Flags& flags) {
-  return {.name = name, .what = std::move(what), .sharded = true,
-          .make = [name, flags](const Setup& s) { return make_minillm(s, own_place(s.place, name), flags); }};
+  return {.name = name, .what = std::move(what), .sharded = true, .only_by_name = flags.mesh.symmetric_buffers,
+          .make = [name, flags](const Setup& s) { return make_minillm(s, own_place(s.place, name, flags.mesh), flags); }};
 }
 
 minillm::Place alone(const minillm::Place& place) { return {nullptr, place.device, 0, 1}; }
@@ -124,6 +129,10 @@ const std::vector<Variant>& step_variants() {
               {.in_backward = true, .recompute_norms = true}),
       sharded("sharded-fast", "as sharded, updates inside backward, the shards kept in bf16 too", {.in_backward = true, .keep_cast = true}),
       sharded("sharded-graph", "as fast, the whole step in one CUDA graph", {.in_backward = true, .keep_cast = true, .graph = true}),
+      sharded("sharded-symmetric", "as fast, with symmetric buffers", {.in_backward = true, .keep_cast = true, .mesh = kSymmetric}),
+      sharded("sharded-copy-engine", "as symmetric, gathers by copy engines", {.in_backward = true, .keep_cast = true, .mesh = kCopyEngine}),
+      sharded("sharded-symmetric-graph", "as symmetric, the whole step in one CUDA graph",
+              {.in_backward = true, .keep_cast = true, .graph = true, .mesh = kSymmetric}),
       {.name = "plain", .what = "plain LibTorch, bf16 weights, LibTorch's fused AdamW on fp32 masters",
        .make = [](const Setup& s) { return std::make_unique<PlainStepper>(s); }},
       {.name = "autocast", .what = "minillm --no-shard: autocast, fsdpp's AdamW",

@@ -18,6 +18,8 @@ class Stepper {
   /// Queues one optimizer step on `batch`. Returns the loss, a scalar on the device that holds until the next step. Collective
   /// where the variant is sharded.
   virtual at::Tensor step(const minillm::Batch& batch) = 0;
+  /// Device memory that LibTorch's allocator does not count.
+  [[nodiscard]] virtual int64_t registered_bytes() const { return 0; }
 };
 
 struct Setup {
@@ -29,6 +31,7 @@ struct Setup {
 struct Variant {
   std::string name, what;
   bool sharded = false;  ///< else every rank trains alone
+  bool only_by_name = false;  ///< not among those that run by default
   bool cuda_only = false;
   int steps_when_made = 0;  ///< optimizer steps that `make` takes on the way, so that losses don't start at the first
   std::function<std::unique_ptr<Stepper>(const Setup&)> make;

@@ -2,7 +2,8 @@
 # On a machine with several GPUs: builds, runs the distributed tests on all of them with NCCL (training parity, HSDP, CPU offload, all
 # with sleeps on every stream), kills a rank, then times MiniLLM beside PyTorch FSDP2 at 1, 2, 4, … GPUs in the same call, and the
 # collectives beside a bare NCCL loop. Prints the links between the GPUs and a short table last.
-# Parts: build tests faults speed profile collectives (default), deep (dim 4096, 32 layers, recomputation; only when named).
+# Parts: build tests faults speed profile collectives (default), deep (dim 4096, 32 layers, recomputation; only when named), windows
+# (buffers registered with NCCL, gathers by copy engines: tests, a killed rank, collectives, steps, profiles; only when named).
 # GPUS=N: how many GPUs (default all). SHARE=1: a dry run, N ranks on one GPU over sockets; its times mean nothing.
 # DEVICE=cpu: a dry run without any, GPUS ranks at a tiny shape and no peers.
 # Usage: [GPUS=N] [SHARE=1] [DEVICE=cpu] scripts/multi_gpu.sh [PART…]
@@ -54,7 +55,9 @@ kill_under_launcher() {
   grep -q 'rank 1.* failed first' "$log" && ((status != 0 && took < 30000))
 }
 # Without a launcher the ranks themselves find out: NCCL says nothing of a dead peer on the same host, the heartbeat does.
+# With registered memory a rank may have to end without unwinding: by status 1 in place of 4.
 kill_without_launcher() {
+  local mode=${2:-die} status
   local folder pids=() start took bad=0 port=$((20000 + RANDOM % 20000))
   local extra=(FSDPP_HEARTBEAT_S=20 MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" WORLD_SIZE="$1" LOCAL_WORLD_SIZE="$1")
   [[ $device == cuda ]] && extra+=(FSDPP_TEST_DEVICE=cuda)
@@ -62,23 +65,24 @@ kill_without_launcher() {
   folder=$(mktemp -d)
   for ((r = 0; r < $1; ++r)); do
     ((share)) && extra+=(NCCL_HOSTID="$port-$r") # a host of its own: NCCL takes no two ranks of one host on one GPU
-    env "${extra[@]}" RANK="$r" LOCAL_RANK="$r" "$bin/comm_fault_rank" die 120000 >"$folder/$r" 2>&1 &
+    env "${extra[@]}" RANK="$r" LOCAL_RANK="$r" "$bin/comm_fault_rank" "$mode" 120000 >"$folder/$r" 2>&1 &
     pids+=($!)
   done
   wait "${pids[1]}" # ends by its own signal
   start=$(date +%s%3N)
   for ((r = 0; r < $1; ++r)); do
     ((r == 1)) && continue
-    wait "${pids[r]}"
-    if [[ $? != 4 ]] || ! grep -q 'rank 1' "$folder/$r"; then
+    wait "${pids[r]}" && status=0 || status=$?
+    if [[ $status != 4 && ($mode == die || $status != 1) ]] || ! grep -q 'rank 1' "$folder/$r"; then
       bad=1
       echo "rank $r:" && cat "$folder/$r"
     fi
   done
   took=$(($(date +%s%3N) - start))
   cat "$folder/0"
-  echo "{\"bench\": \"killed rank, heartbeat of 20 s\", \"ranks\": $1, \"reported_ms\": $took}"
+  echo "{\"bench\": \"killed rank, heartbeat of 20 s, $mode\", \"ranks\": $1, \"reported_ms\": $took}"
   rm -rf "$folder"
+  [[ $mode == die ]] || took=$((took - 12000)) # NCCL gets that long to end operations that can't be aborted
   ((!bad && took < 30000))
 }
 
@@ -95,7 +99,10 @@ else
   shape=(--shape tiny --turns 1 --steps 2) deep=(--shape tiny --recompute --turns 1) small=(--steps 10 --dim 64 --layers 2 --heads 2 --vocab 256 --batch 1 --seq 16) largest=65536
 fi
 
+nccl_test=() # what only a build with CUDA has
+[[ $device == cuda ]] && nccl_test=(comm_nccl_graph_test)
 has build && build_with_cuda fsdpp-run minillm bench_step bench_collectives comm_conformance_processes_test comm_fault_rank \
+  dist_graph_test "${nccl_test[@]}" \
   dist_training_test dist_offload_test dist_fsdp2_parity_test
 if has tests; then
   export FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=$device
@@ -127,7 +134,42 @@ if has profile; then
 fi
 has collectives && launched "collectives beside a bare NCCL loop, $n GPUs" 90 "$n" "$bin/bench_collectives" --device "$device" \
   --max-bytes "$largest"
+if has windows; then
+  export FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=$device
+  launched "conformance, buffers among it, $n ranks" 90 "$n" "$bin/comm_conformance_processes_test"
+  [[ $device == cuda ]] && launched "registered buffers, captured too, $n ranks" 90 "$n" "$bin/comm_nccl_graph_test"
+  for kind in SYMMETRIC_BUFFERS COPY_ENGINE_GATHERS; do
+    export "FSDPP_$kind=1"
+    launched "training parity, $kind, $n ranks" 120 "$n" "$bin/dist_training_test"
+    launched "FSDP2's parity tests, $kind, $n ranks" 120 "$n" "$bin/dist_fsdp2_parity_test"
+    [[ $device == cuda ]] && launched "steps as graphs, $kind, $n ranks" 120 "$n" "$bin/dist_graph_test"
+    unset "FSDPP_$kind"
+  done
+  unset FSDPP_TEST_WORLD_SIZE FSDPP_TEST_DEVICE
+  for mode in die_symmetric die_copy_engine; do
+    ((n > 1)) && in_bash "a killed rank, $mode" 110 kill_without_launcher "$n" "$mode"
+  done
+  for kind in symmetric copy-engine; do
+    launched "collectives, $kind, $n GPUs" 90 "$n" "$bin/bench_collectives" --device "$device" --max-bytes "$largest" --buffers "$kind" --limit 20
+    launched "collectives, $kind, 8 thread blocks, $n GPUs" 60 "$n" "$bin/bench_collectives" --device "$device" --max-bytes "$largest" \
+      --buffers "$kind" --max-ctas 8 --rounds 3 --limit 20
+    launched "steps, $kind, $n GPUs" 90 "$n" "$bin/bench_step" --device "$device" --variants "sharded-fast,sharded-$kind" --no-products "${shape[@]}"
+  done
+  [[ $device == cuda ]] && launched "steps, symmetric in a graph, $n GPUs" 90 "$n" "$bin/bench_step" --device "$device" \
+    --variants sharded-graph,sharded-symmetric-graph --no-products "${shape[@]}"
+  for kind in plain symmetric-buffers copy-engine-gathers; do
+    flag=$([[ $kind == plain ]] || echo "--$kind")
+    # shellcheck disable=SC2086 # one word or none
+    launched "profile, $kind, $n GPUs" 90 "$n" "$bin/minillm" --device "$device" --data synthetic "${small[@]}" $flag --profile "$LOGS/profile_$kind"
+  done
+fi
 python3 benchmarks/speed_table.py "$OUT/log.txt" | tee "$OUT/table.txt"
 python3 benchmarks/exposed_table.py "$LOGS/profile/report.json" | tee -a "$OUT/table.txt"
-sed 's/^\[[0-9]*\] //' "$(log_of "collectives beside a bare NCCL loop, $n GPUs")" 2>/dev/null | grep -v '^{' | tee -a "$OUT/table.txt"
+for kind in plain symmetric-buffers copy-engine-gathers; do
+  [[ -f $LOGS/profile_$kind/report.json ]] && echo "$kind:" && python3 benchmarks/exposed_table.py "$LOGS/profile_$kind/report.json"
+done | tee -a "$OUT/table.txt"
+for name in "collectives beside a bare NCCL loop" "collectives, symmetric" "collectives, symmetric, 8 thread blocks" \
+  "collectives, copy-engine" "collectives, copy-engine, 8 thread blocks"; do
+  sed 's/^\[[0-9]*\] //' "$(log_of "$name, $n GPUs")" 2>/dev/null | grep -v '^{'
+done | tee -a "$OUT/table.txt"
 finish

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iomanip>
 
+#include "fsdpp/comm/communicator.h"
 #include "fsdpp/shard/plan.h"
 #include "text.h"
 
@@ -43,11 +44,15 @@ fsdpp::UnitMemory unit_memory(const Options& options, const fsdpp::shard::Plan& 
   fsdpp::UnitMemory memory;
   memory.shard_bytes = memory.sharded_gradient_bytes = kFp32 * plan.slice_numel;
   memory.cast_shard_bytes = keeps_cast ? width * plan.slice_numel : 0;
-  memory.gathered_bytes = on_wire || (width != kFp32 && !keeps_cast) ? width * plan.total_numel() : 0;
+  const auto taken = [&](int64_t bytes) {  // registered memory comes in multiples
+    const auto granule = options.symmetric_buffers && options.cuda && on_wire ? fsdpp::comm::kRegisteredGranule : 1;
+    return (bytes + granule - 1) / granule * granule;
+  };
+  memory.gathered_bytes = on_wire || (width != kFp32 && !keeps_cast) ? taken(width * plan.total_numel()) : 0;
   memory.steps_in_backward = options.step_in_backward;
   memory.gradient_slots = on_wire ? 2 : 1;
   memory.gathers_ahead = on_wire;
-  memory.gradient_bytes = kFp32 * plan.total_numel();
+  memory.gradient_bytes = taken(kFp32 * plan.total_numel());
   memory.reduces_on_wire = on_wire;
   return memory;
 }

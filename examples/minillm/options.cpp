@@ -65,6 +65,8 @@ void add_training_flags(CLI::App& app, Options& o, Texts& t) {
   app.add_flag("--graph", o.graph, "Capture the whole step in a CUDA graph and replay it");
   app.add_flag("--step-in-backward", o.step_in_backward, "Update each unit as soon as its gradients are there, and free them");
   app.add_flag("--keep-cast-shard", o.keep_cast_shard, "Keep the shards in bf16 too, written by the optimizer: nothing to cast before a gather");
+  app.add_flag("--symmetric-buffers", o.symmetric_buffers, "Register gathered and gradient buffers with NCCL (one host, GPUs with peer access)");
+  app.add_flag("--copy-engine-gathers", o.copy_engine_gathers, "Gather by copy engines, without a kernel; implies --symmetric-buffers");
   app.add_flag("!--no-shard", o.shard, "Train without sharding, in one process");
 }
 
@@ -87,6 +89,8 @@ void check_combinations(Options& o) {
   require(!o.plan_world || o.dry_run, "--world belongs to --dry-run; ranks that train are started by a launcher");
   require(!(o.step_in_backward && o.clip > 0), "--step-in-backward frees the gradients before their norm is known: not with --clip");
   require(o.shard || !(o.step_in_backward || o.keep_cast_shard), "--step-in-backward and --keep-cast-shard have no meaning with --no-shard");
+  o.symmetric_buffers = o.symmetric_buffers || o.copy_engine_gathers;
+  require(o.shard || !o.symmetric_buffers, "--symmetric-buffers and --copy-engine-gathers have no meaning with --no-shard");
   o.model.fused = o.model.fused && o.shard;
   require(o.model.fused || !o.model.recompute_norms, "--recompute-norms is done by fsdpp's operators: not with --plain-ops or --no-shard");
   require(!o.profile_counters || !o.profile.empty(), "--profile-counters adds to what --profile DIR writes. Try: give both");

@@ -28,6 +28,8 @@ struct Options {
   bool graph = false;             // the whole step as one CUDA graph
   bool step_in_backward = false;  // the optimizer updates each unit as soon as its gradients are there
   bool keep_cast_shard = false;   // shards in bf16 too, written by the optimizer
+  bool symmetric_buffers = false;    // gathered and gradient buffers registered with NCCL
+  bool copy_engine_gathers = false;  // implies them
 
   bool synthetic = false;
   std::vector<std::string> data;  // empty and not synthetic: LibTorch's headers

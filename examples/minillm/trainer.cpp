@@ -34,6 +34,10 @@ fsdpp::FullyShardOptions shard_options(const Options& options) {
   return result;
 }
 
+fsdpp::comm::MeshOptions mesh_options(const Options& options) {
+  return {.symmetric_buffers = options.symmetric_buffers, .copy_engine_gathers = options.copy_engine_gathers};
+}
+
 /// Unit by unit, so that the device never holds the whole model. With --deferred-init nothing is held yet.
 void shard_model(MiniLLM& model, const Options& options, const Place& place) {
   auto how = shard_options(options);
@@ -81,7 +85,7 @@ Place find_place(const Options& options) {
   fsdpp::comm::WorldOptions world_options;
   world_options.device = options.cuda ? c10::kCUDA : c10::kCPU;
   const auto world = fsdpp::comm::World::init(world_options);
-  return {fsdpp::comm::Mesh::shard(world), world->device(), world->rank(), world->size()};
+  return {fsdpp::comm::Mesh::shard(world, "default", mesh_options(options)), world->device(), world->rank(), world->size()};
 }
 
 void check_outputs(const Options& options, const Place& place) {
@@ -227,7 +231,7 @@ void Trainer::run() {
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(steps_since);
     const auto norm = grad_norm_.defined() ? std::optional(grad_norm_.item<double>()) : std::nullopt;
     report_.step({step, mean_over_ranks(std::move(loss_sum)), norm, seconds, tokens_per_step,
-                  largest_over_ranks(peak_bytes(place_.device))});
+                  largest_over_ranks(peak_bytes(place_.device) + fsdpp::registered_buffer_bytes(*model_))});
     steps_since = 0;
     start = Clock::now();
   }

@@ -126,16 +126,24 @@ MemoryFormula memory_formula(const torch::nn::Module& module, bool accumulates) 
   return memory_formula(memory, accumulates);
 }
 
-int64_t reserved_buffer_bytes(const torch::nn::Module& module) {
+namespace {
+
+// Of all pools of the meshes at or below `module`.
+int64_t sum_over_pools(const torch::nn::Module& module, int64_t (engine::SlotPool::*bytes)() const noexcept) {
   std::vector<engine::CommContext*> seen;
-  int64_t bytes = 0;
+  int64_t sum = 0;
   for (auto& u : engine::find_units(module)) {
     if (std::find(seen.begin(), seen.end(), &u->context()) != seen.end()) continue;
     seen.push_back(&u->context());
-    for (auto* pool : {&u->context().gathered_pool(), &u->context().gradient_pool(), &u->context().staging_pool()}) bytes += pool->reserved_bytes();
+    for (auto* pool : {&u->context().gathered_pool(), &u->context().gradient_pool(), &u->context().staging_pool()}) sum += (pool->*bytes)();
   }
-  return bytes;
+  return sum;
 }
+
+}  // namespace
+
+int64_t reserved_buffer_bytes(const torch::nn::Module& module) { return sum_over_pools(module, &engine::SlotPool::reserved_bytes); }
+int64_t registered_buffer_bytes(const torch::nn::Module& module) { return sum_over_pools(module, &engine::SlotPool::registered_bytes); }
 
 std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, shard::ShardedParam> by_handle;

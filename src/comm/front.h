@@ -1,11 +1,12 @@
 #pragma once
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "comm/failure.h"
 #include "comm/op.h"
-#include "fsdpp/comm/communicator.h"
+#include "fsdpp/comm/world.h"
 
 namespace fsdpp::comm {
 
@@ -15,6 +16,8 @@ struct CommInfo {
   int rank = 0;            ///< this rank's index in `ranks`
   c10::Device device{c10::kCPU};
   std::chrono::milliseconds timeout{0};  ///< default of an operation
+  CommunicatorOptions options = {};
+  bool assume_windows = false;  ///< for tests of NCCL: register memory without asking whether anything will use it
 };
 
 /// What all back ends share: checks of arguments, numbering, groups, size-1 communicators (a copy, or nothing), and the
@@ -36,6 +39,7 @@ class FrontCommunicator : public Communicator {
   void group_begin() final;
   Ticket group_end() final;
   void barrier(const OpInfo& info) final;
+  Allocation allocate(int64_t bytes, const OpInfo& info) final;
   void abort(const std::string& why) noexcept final;
 
  protected:
@@ -52,15 +56,27 @@ class FrontCommunicator : public Communicator {
   virtual void fail(CommErrc code, const std::string& text) noexcept { failure_->set(code, text); }
   virtual void check_dtype(const Signature& sig) const;
 
+  // The steps of allocate() among at least two ranks; the first and the last are collective.
+  /// Finds out, at first use, which kind of memory there is.
+  virtual void prepare_buffers(const OpInfo& info);
+  /// Memory of this rank, not registered yet; without data if none is left.
+  [[nodiscard]] virtual Allocation reserve(int64_t bytes) { return plain_memory(bytes); }
+  /// A number that is equal on all ranks if the same buffers are registered.
+  [[nodiscard]] virtual int64_t registrations() const noexcept { return 0; }
+  virtual void enlist(Allocation&) {}
+  /// All ranks' numbers by rank. Collective, blocks the host.
+  virtual void gather_numbers(std::span<int64_t> all, std::span<const int64_t> mine, const OpInfo& info);
+  [[nodiscard]] Allocation plain_memory(int64_t bytes) const noexcept;
+
   [[nodiscard]] const CommInfo& info() const noexcept { return info_; }
   [[nodiscard]] Failure& failure() const noexcept { return *failure_; }
   [[nodiscard]] const std::shared_ptr<Failure>& shared_failure() const noexcept { return failure_; }
   [[nodiscard]] uint64_t issued() const noexcept { return next_; }
+  Op make_op(const Signature& sig, void* out, const void* in, const OpInfo& info);
 
  private:
   Ticket start(Signature sig, Buffer out, ConstBuffer in, cuda::StreamView stream, const OpInfo& info);
   Ticket finish(Ticket ticket);  // kept for the group that is open, if one is
-  Op make_op(const Signature& sig, void* out, const void* in, const OpInfo& info);
 
   CommInfo info_;
   std::shared_ptr<Failure> failure_;

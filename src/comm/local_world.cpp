@@ -53,7 +53,7 @@ class Shared {
 class LocalWorld final : public World {
  public:
   LocalWorld(std::shared_ptr<Shared> shared, int rank) : shared_(std::move(shared)), rank_(rank) {
-    barrier_ = make(std::string("world.barrier"), {}, {});
+    barrier_ = make(std::string("world.barrier"), {}, {}, {});
   }
 
   [[nodiscard]] int rank() const noexcept override { return rank_; }
@@ -65,18 +65,19 @@ class LocalWorld final : public World {
     return name;
   }
   [[nodiscard]] Store& store() noexcept override { return shared_->store(); }
-  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name,
-                                                                std::vector<int> ranks) override {
-    return make(name, std::move(ranks), shared_->options().on_operation);
+  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name, std::vector<int> ranks,
+                                                                const CommunicatorOptions& options) override {
+    return make(name, std::move(ranks), shared_->options().on_operation, options);
   }
   void barrier() override { barrier_->barrier(); }
 
  private:
   std::shared_ptr<Communicator> make(const std::string& name, std::vector<int> ranks,
-                                     std::function<Fault(const OperationEvent&)> on_operation) {
+                                     std::function<Fault(const OperationEvent&)> on_operation,
+                                     const CommunicatorOptions& options) {
     ranks = member_ranks(name, std::move(ranks), rank_, size());
     auto hub = shared_->hub(keys_.next(name, ranks, size()), ranks);
-    CommInfo info{name, ranks, index_of(ranks, rank_), device(), shared_->options().collective_timeout};
+    CommInfo info{name, ranks, index_of(ranks, rank_), device(), shared_->options().collective_timeout, options};
     return std::make_shared<LocalCommunicator>(std::move(info), std::move(hub), std::move(on_operation));
   }
 

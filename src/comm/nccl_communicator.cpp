@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/enforce.h"
+#include "comm/nccl_buffers.h"
 #include "comm/nccl_core.h"
 #include "cuda/check.h"
 
@@ -16,17 +18,17 @@ namespace fsdpp::comm {
 namespace {
 
 /// A few bytes of device memory of our own.
-class DeviceWord {
+class DeviceBytes {
  public:
-  explicit DeviceWord(c10::Device device) {
+  DeviceBytes(c10::Device device, size_t bytes) {
     c10::cuda::CUDAGuard guard(device);
-    FSDPP_CUDA_CHECK(cudaMalloc(&data_, sizeof(float)));
-    FSDPP_CUDA_CHECK(cudaMemset(data_, 0, sizeof(float)));
+    FSDPP_CUDA_CHECK(cudaMalloc(&data_, bytes));
+    FSDPP_CUDA_CHECK(cudaMemset(data_, 0, bytes));
     FSDPP_CUDA_CHECK(cudaDeviceSynchronize());
   }
-  ~DeviceWord() { cuda::ignore(cudaFree(data_)); }
-  DeviceWord(const DeviceWord&) = delete;
-  DeviceWord& operator=(const DeviceWord&) = delete;
+  ~DeviceBytes() { cuda::ignore(cudaFree(data_)); }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
   [[nodiscard]] void* data() const noexcept { return data_; }
 
  private:
@@ -36,7 +38,7 @@ class DeviceWord {
 class NcclCommunicator final : public FrontCommunicator {
  public:
   NcclCommunicator(CommInfo comm_info, const Bootstrap& boot)
-      : FrontCommunicator(std::move(comm_info)), stream_(info().device), word_(info().device) {
+      : FrontCommunicator(std::move(comm_info)), stream_(info().device), scratch_(info().device, kNumbers * sizeof(int64_t) * info().ranks.size()) {
     if (size() == 1) return;
     core_ = std::make_shared<NcclCore>(info(), boot, shared_failure());
     if (boot.watchdog != nullptr) boot.watchdog->watch(core_);
@@ -62,7 +64,7 @@ class NcclCommunicator final : public FrontCommunicator {
   void issue_barrier(Op op) override {
     op.sig.dtype = c10::ScalarType::Float;
     op.sig.count = 1;
-    op.in = op.out = word_.data();
+    op.in = op.out = scratch_.data();
     issue(std::move(op), stream_).wait_host();
   }
 
@@ -111,7 +113,47 @@ class NcclCommunicator final : public FrontCommunicator {
                   "{} on communicator '{}': NCCL has no 16-bit whole numbers. Try: Int", name_of(sig.kind), name());
   }
 
+  void prepare_buffers(const OpInfo& info) override {
+    if (!has_windows_) has_windows_ = this->info().assume_windows || agree_on_windows(info);
+  }
+
+  Allocation reserve(int64_t bytes) override {
+    return *has_windows_ ? window_memory(bytes, device(), core_) : plain_memory(bytes);
+  }
+  [[nodiscard]] int64_t registrations() const noexcept override { return core_->registrations(); }
+  void enlist(Allocation& memory) override {
+    if (memory.registered) core_->register_window(memory.data.get(), static_cast<size_t>(memory.bytes));
+  }
+
+  void gather_numbers(std::span<int64_t> all, std::span<const int64_t> mine, const OpInfo& info) override {
+    FSDPP_ENFORCE(mine.size() <= kNumbers, UsageError, "expected at most {} numbers, got {}", kNumbers, mine.size());
+    auto* parts = static_cast<int64_t*>(scratch_.data());
+    int64_t* own = parts + static_cast<size_t>(rank()) * mine.size();
+    const auto handle = stream_.view().handle();
+    FSDPP_CUDA_CHECK(cudaMemcpyAsync(own, mine.data(), mine.size_bytes(), cudaMemcpyHostToDevice, handle));
+    const Signature sig{.kind = OpKind::AllGather, .dtype = c10::ScalarType::Long, .count = std::ssize(mine)};
+    issue(make_op(sig, parts, own, info), stream_).wait_host();
+    FSDPP_CUDA_CHECK(cudaMemcpyAsync(all.data(), parts, all.size_bytes(), cudaMemcpyDeviceToHost, handle));
+    stream_.view().synchronize();
+  }
+
  private:
+  // Whether all ranks can register memory: each says what it is, then whom it can't reach.
+  bool agree_on_windows(const OpInfo& info) {
+    static_assert(sizeof(WindowFacts) == kNumbers * sizeof(int64_t));
+    std::vector<WindowFacts> facts(static_cast<size_t>(size()));
+    const auto exchange = [&](const WindowFacts& mine) {
+      gather_numbers({&facts.front().host, facts.size() * kNumbers}, {&mine.host, kNumbers}, info);
+    };
+    auto mine = own_window_facts(device());
+    exchange(mine);
+    mine.unreachable = first_unreachable(facts, rank(), device());
+    exchange(mine);
+    const auto refusal = windows_refused(facts, this->info().ranks);
+    if (refusal && rank() == 0) warn_plain_buffers(name(), *refusal);
+    return !refusal;
+  }
+
   // One record for each stream of the group; the launch is at its end.
   void join_group(const Op& op, cuda::StreamView stream) {
     const auto it = std::find_if(group_.begin(), group_.end(), [&](const auto& part) { return part.first == stream; });
@@ -121,8 +163,10 @@ class NcclCommunicator final : public FrontCommunicator {
       ++it->second->group;
   }
 
-  cuda::Stream stream_;  // for barriers
-  DeviceWord word_;
+  static constexpr size_t kNumbers = 4;  // of each rank in an exchange
+  cuda::Stream stream_;                  // for barriers and exchanges
+  DeviceBytes scratch_;
+  std::optional<bool> has_windows_;  // known from the first allocate() on
   std::shared_ptr<NcclCore> core_;
   std::shared_ptr<NcclRecordPool> copies_ = std::make_shared<NcclRecordPool>();
   bool grouping_ = false;

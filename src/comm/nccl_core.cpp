@@ -27,10 +27,13 @@ struct InitResult {
 };
 
 // Blocking calls on a thread of our own: NCCL's non-blocking mode would start a thread for every collective.
-void init_thread(std::shared_ptr<InitResult> out, c10::DeviceIndex device, int size, ncclUniqueId id, int rank) {
+void init_thread(std::shared_ptr<InitResult> out, c10::DeviceIndex device, int size, ncclUniqueId id, int rank,
+                 const CommunicatorOptions& options) {
   cudaSetDevice(device);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
+  if (options.copy_engine) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+  if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
   ncclComm_t handle = nullptr;
   const ncclResult_t result = ncclCommInitRankConfig(&handle, size, id, rank, &config);
   std::lock_guard lock(out->mutex);
@@ -49,6 +52,7 @@ NcclCore::NcclCore(const CommInfo& info, const Bootstrap& boot, std::shared_ptr<
       rank_(info.rank),
       device_(info.device.index()),
       watched_(boot.watchdog != nullptr),
+      options_(info.options),
       failure_(std::move(failure)) {
   check_nccl_version();
   connect(boot);
@@ -81,7 +85,7 @@ void NcclCore::connect(const Bootstrap& boot) {
   auto result = std::make_shared<InitResult>();
   const int size = static_cast<int>(ranks_.size());
   const bool in_time =
-      run_bounded([=, device = device_, rank = rank_] { init_thread(result, device, size, id, rank); }, boot.timeout);
+      run_bounded([=, device = device_, rank = rank_, options = options_] { init_thread(result, device, size, id, rank, options); }, boot.timeout);
   std::lock_guard lock(result->mutex);
   if (!in_time && result->result == ncclInProgress) {
     result->abandoned = true;
@@ -130,15 +134,15 @@ std::shared_ptr<NcclRecord> NcclCore::begin(Op op, cuda::StreamView stream) {
   return record;
 }
 
+ncclComm_t NcclCore::enter() {
+  std::lock_guard lock(handle_mutex_);
+  failure_->check();
+  ++calls_;
+  return handle_;
+}
+
 void NcclCore::call(const Op& op, cuda::StreamView stream) {
-  ncclComm_t handle = nullptr;
-  {
-    std::lock_guard lock(handle_mutex_);
-    failure_->check();
-    handle = handle_;
-    ++calls_;
-  }
-  const ncclResult_t result = nccl_issue(op, handle, static_cast<int>(ranks_.size()), stream.handle());
+  const ncclResult_t result = nccl_issue(op, enter(), static_cast<int>(ranks_.size()), stream.handle());
   --calls_;
   check(name_of(op.sig.kind).data(), result);
 }
@@ -177,8 +181,9 @@ void NcclCore::close(bool now) noexcept {
   }
   if (handle == nullptr) return;
   const bool ended = run_bounded(
-      [handle, device = device_] {
-        cudaSetDevice(device);
+      [handle, core = shared_from_this()] {
+        cudaSetDevice(core->device_);
+        core->drop_windows(handle);
         ncclCommDestroy(handle);
       },
       kAbortLimit);
@@ -202,6 +207,7 @@ void NcclCore::abort_handle() noexcept {
         ncclCommAbort(handle);
       },
       kAbortLimit);
+  end_if_stuck(ended, kAbortLimit);
   if (!ended)
     log::error(fmt::format(
         "communicator '{}': ncclCommAbort did not end within {} s; this process may hang until its launcher ends it",

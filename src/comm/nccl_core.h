@@ -2,6 +2,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -16,7 +17,7 @@
 namespace fsdpp::comm {
 
 /// The NCCL handle of one communicator and the operations in flight on it; shared with the watchdog.
-class NcclCore final : public Watched {
+class NcclCore final : public Watched, public std::enable_shared_from_this<NcclCore> {
  public:
   /// Collective. Throws CommError{InitTimeout} naming the ranks that did not come.
   NcclCore(const CommInfo& info, const Bootstrap& boot, std::shared_ptr<Failure> failure);
@@ -33,6 +34,14 @@ class NcclCore final : public Watched {
   void close(bool now) noexcept;
   [[nodiscard]] bool busy();
 
+  // Symmetric windows, in the order in which all ranks register them; close() ends them in that order. See nccl_buffers.h.
+  /// Collective. Throws CommError{Backend}.
+  void register_window(void* memory, size_t bytes);
+  /// Ends the registration, if there is one. False: the memory must stay, an operation of the failed communicator may use it for ever.
+  [[nodiscard]] bool drop_window(void* memory) noexcept;
+  /// Equal on all ranks if they registered and freed the same windows.
+  [[nodiscard]] int64_t registrations() const noexcept;
+
   // Watched
   [[nodiscard]] const std::string& key() const noexcept override { return key_; }
   void poll(Watchdog& dog) override;
@@ -44,7 +53,14 @@ class NcclCore final : public Watched {
   [[nodiscard]] ncclUniqueId exchange_id(const Bootstrap& boot);
   [[noreturn]] void late(const Bootstrap& boot);
   void check(const char* call, ncclResult_t result);
+  /// The handle, for a call; calls_ is one more. Throws the failure.
+  [[nodiscard]] ncclComm_t enter();
   void abort_handle() noexcept;
+  void drop_windows(ncclComm_t handle) noexcept;
+  [[nodiscard]] bool has_windows() const noexcept;
+  [[nodiscard]] bool comes_to_rest(std::chrono::seconds limit) noexcept;
+  /// Waits on windows do not see the abort flag: ends the process if they are still there `limit` after it.
+  void end_if_stuck(bool aborted, std::chrono::seconds limit) noexcept;
   [[nodiscard]] std::shared_ptr<NcclRecord> oldest_pending();
   /// Both true while something seems wrong; report it once it was observed long enough.
   [[nodiscard]] bool poll_async_error(Watchdog& dog);
@@ -58,11 +74,20 @@ class NcclCore final : public Watched {
   const int rank_;
   const c10::DeviceIndex device_;
   const bool watched_;
+  const CommunicatorOptions options_;
   std::shared_ptr<Failure> failure_;
   std::shared_ptr<NcclRecordPool> pool_ = std::make_shared<NcclRecordPool>();
   std::mutex handle_mutex_;  // taken only to look at or to take the handle away, never around a call that may block
   ncclComm_t handle_ = nullptr;
   std::atomic<int> calls_{0};  // threads inside NCCL with the handle
+  struct Window {
+    void* memory;
+    ncclWindow_t window;
+    uint64_t id;
+  };
+  mutable std::mutex windows_mutex_;  // of the next two
+  std::vector<Window> windows_;
+  uint64_t registered_ = 0;
   mutable std::mutex mutex_;   // of what follows
   std::deque<std::shared_ptr<NcclRecord>> pending_;
   uint64_t issued_ = 0;

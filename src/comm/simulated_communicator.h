@@ -21,6 +21,7 @@ class SimulatedCommunicator final : public FrontCommunicator {
  protected:
   Ticket issue(Op op, cuda::StreamView stream) override;
   void issue_barrier(Op) override {}
+  void gather_numbers(std::span<int64_t> all, std::span<const int64_t> mine, const OpInfo& info) override;
   Ticket copy(const Op& op, cuda::StreamView stream) override;
 
  private:

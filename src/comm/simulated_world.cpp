@@ -23,10 +23,11 @@ class Simulation final : public SimulatedWorld {
   [[nodiscard]] Store& store() noexcept override { return *store_; }
   void barrier() override {}
 
-  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
+  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name, std::vector<int> ranks,
+                                                                const CommunicatorOptions& options) override {
     ranks = member_ranks(name, std::move(ranks), rank(), size());
     const bool one_node = ranks.back() < options_.ranks_per_node;
-    CommInfo info{name, std::move(ranks), 0, device_, std::chrono::seconds(300)};
+    CommInfo info{name, std::move(ranks), 0, device_, std::chrono::seconds(300), options};
     state_->use[name];
     return std::make_shared<SimulatedCommunicator>(std::move(info), one_node ? options_.within : options_.between, state_);
   }

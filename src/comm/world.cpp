@@ -70,11 +70,11 @@ class ProcessWorld final : public World {
   [[nodiscard]] const std::string& launcher() const noexcept override { return env_.launcher; }
   [[nodiscard]] Store& store() noexcept override { return *store_; }
 
-  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name,
-                                                                std::vector<int> ranks) override {
+  [[nodiscard]] std::shared_ptr<Communicator> make_communicator(const std::string& name, std::vector<int> ranks,
+                                                                const CommunicatorOptions& options) override {
     ranks = member_ranks(name, std::move(ranks), rank(), size());
     const std::string key = keys_.next(name, ranks, size());
-    CommInfo info{name, ranks, index_of(ranks, rank()), device_, options_.collective_timeout};
+    CommInfo info{name, ranks, index_of(ranks, rank()), device_, options_.collective_timeout, options};
     const Bootstrap bootstrap{store_, key, env_.master_addr, options_.rendezvous_timeout, watchdog_.get()};
 #if FSDPP_CUDA
     if (device_.is_cuda()) return make_nccl_communicator(std::move(info), bootstrap);

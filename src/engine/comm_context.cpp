@@ -23,6 +23,8 @@ std::unordered_map<const comm::Mesh*, std::weak_ptr<CommContext>>& contexts() {
   return *instance;
 }
 
+bool registering(const comm::Mesh& mesh) { return mesh.options().symmetric_buffers && mesh.shard_size() > 1; }
+
 bool same(const std::weak_ptr<Unit>& a, const std::shared_ptr<Unit>& b) { return !a.owner_before(b) && !b.owner_before(a); }
 
 }  // namespace
@@ -37,7 +39,10 @@ std::shared_ptr<CommContext> CommContext::of(const std::shared_ptr<comm::Mesh>& 
 }
 
 CommContext::CommContext(std::shared_ptr<comm::Mesh> mesh)
-    : mesh_(std::move(mesh)), gathered_pool_(mesh_->device()), gradient_pool_(mesh_->device()), staging_pool_(mesh_->device()), step_check_(*mesh_) {
+    : mesh_(std::move(mesh)),
+      gathered_pool_(mesh_->device(), registering(*mesh_) ? &mesh_->gather_comm() : nullptr, "gathered buffer"),
+      gradient_pool_(mesh_->device(), registering(*mesh_) ? &mesh_->reduce_comm() : nullptr, "gradient buffer"),
+      staging_pool_(mesh_->device()), step_check_(*mesh_) {
   set_reduce_buffers(1);
   if (on_wire()) gather_stream_ = make_stream();
   if (reduces_on_wire()) reduce_stream_ = make_stream();

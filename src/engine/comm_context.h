@@ -49,6 +49,10 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   [[nodiscard]] cuda::StreamView all_reduce_stream() const { return mesh_->replicate_size() > 1 ? all_reduce_stream_.view() : reduce_stream(); }
   [[nodiscard]] SlotPool& gathered_pool() noexcept { return gathered_pool_; }
   [[nodiscard]] SlotPool& gradient_pool() noexcept { return gradient_pool_; }
+  /// Whether those two are operands of the communicators (MeshOptions::symmetric_buffers).
+  [[nodiscard]] bool symmetric_buffers() const noexcept { return gathered_pool_.symmetric(); }
+  /// Makes the slots that `units` need by the memory formula, on all ranks in one order. Collective; nothing without symmetric buffers.
+  void reserve_slots(const std::vector<Unit*>& units);
   /// Passed through on the way from and to offloaded memory.
   [[nodiscard]] SlotPool& staging_pool() noexcept { return staging_pool_; }
   [[nodiscard]] StepCheck& step_check() noexcept { return step_check_; }

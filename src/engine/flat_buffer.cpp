@@ -221,13 +221,18 @@ void FlatBuffer::note_cast_written(size_t param) noexcept {
   if (auto h = params_[param].handle(); h.defined()) params_[param].cast_version = h._version();
 }
 
+void FlatBuffer::take_gathered(SlotPool& pool, cuda::StreamView stream) {
+  if (gathered_bytes() == 0 || gathered_slot_) return;
+  gathered_slot_ = pool.acquire(gathered_bytes(), stream);
+  gathered_->set_data_ptr_noswap(c10::DataPtr(gathered_slot_->data(), config_.device));
+}
+
 comm::Ticket FlatBuffer::gather(SlotPool& pool, SlotPool& staging_pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
   if (aliased_ || plan_.slice_numel == 0) return {};
   refresh_cast(stream);
   if (cast_shard_.defined() && config_.world_size == 1) return {};
-  gathered_slot_ = pool.acquire(gathered_bytes(), stream);
+  take_gathered(pool, stream);
   void* base = gathered_slot_->data();
-  gathered_->set_data_ptr_noswap(c10::DataPtr(base, config_.device));
   int64_t n = plan_.slice_numel;
   void* own = at_element(base, config_.rank * n, config_.gathered_dtype);
   const bool cast_here = casts() && !cast_shard_.defined();
@@ -243,7 +248,12 @@ comm::Ticket FlatBuffer::gather(SlotPool& pool, SlotPool& staging_pool, comm::Co
               .numel = n}, stream);
   staging_pool.release(staging, stream);
   if (config_.world_size == 1) return {};
-  comm::ConstBuffer in(cast_here ? own : source, n, config_.gathered_dtype);
+  const void* slice = cast_here ? own : source;
+  if (pool.symmetric() && slice != own) {  // in place, so that all of the operation lies in registered memory
+    stream.copy(own, slice, n * static_cast<int64_t>(c10::elementSize(config_.gathered_dtype)));
+    slice = own;
+  }
+  comm::ConstBuffer in(slice, n, config_.gathered_dtype);
   return comm.all_gather({base, plan_.total_numel(), config_.gathered_dtype}, in, stream, info);
 }
 
@@ -281,8 +291,7 @@ void FlatBuffer::keep_group_piece(int group, SlotPool& pool, cuda::StreamView st
 }
 
 comm::Ticket FlatBuffer::gather_from_group(SlotPool& pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info) {
-  gathered_slot_ = pool.acquire(gathered_bytes(), stream);
-  gathered_->set_data_ptr_noswap(c10::DataPtr(gathered_slot_->data(), config_.device));
+  take_gathered(pool, stream);
   int64_t total = plan_.total_numel();
   return comm.all_gather({gathered_slot_->data(), total, config_.gathered_dtype},
                          {group_slot_->data(), total / comm.size(), config_.gathered_dtype}, stream, info);

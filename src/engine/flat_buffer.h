@@ -105,6 +105,8 @@ class FlatBuffer {
   /// Takes memory for the gathered buffer (on `stream`) and fills it: with one rank by a cast on `stream`; else writes the own
   /// slice, if a cast is needed, and issues the all-gather on `stream`.
   comm::Ticket gather(SlotPool& pool, SlotPool& staging_pool, comm::Communicator& comm, cuda::StreamView stream, const comm::OpInfo& info);
+  /// Takes memory for the gathered buffer, on `stream`, if there is none yet and gather() would.
+  void take_gathered(SlotPool& pool, cuda::StreamView stream);
   /// Fills the kept cast shard on `stream` if it is not current; nothing if none is kept.
   void refresh_cast(cuda::StreamView stream);
   /// The kept cast shard is stale, whatever the handles' versions say.

@@ -15,6 +15,7 @@ SlotPool::~SlotPool() {
 
 SlotPool::Slot* SlotPool::acquire(int64_t bytes, cuda::StreamView user) {
   if (bytes == 0) return nullptr;
+  bytes = rounded(bytes);
   auto* slot = find_free(bytes, user);
   if (!slot)
     slot = allocate(bytes, user);
@@ -34,13 +35,32 @@ SlotPool::Slot* SlotPool::find_free(int64_t bytes, cuda::StreamView user) {
     if (slot->freed_on == user) return slot.get();
     if (!oldest || slot->freed_at < oldest->freed_at) oldest = slot.get();
   }
-  return oldest && (alike >= wanted_ || freed_long_ago(*oldest)) ? oldest : nullptr;
+  const auto planned = reserved_.find(bytes);
+  const int wanted = planned == reserved_.end() ? wanted_ : planned->second;
+  return oldest && (alike >= wanted || freed_long_ago(*oldest)) ? oldest : nullptr;
+}
+
+comm::Allocation SlotPool::take_memory(int64_t bytes) {
+  if (comm_) return comm_->allocate(bytes, {.label = label_});
+  return {c10::GetAllocator(device_.type())->allocate(static_cast<size_t>(bytes)), bytes};
+}
+
+void SlotPool::reserve(int64_t bytes, int count) {
+  if (bytes == 0) return;
+  bytes = rounded(bytes);
+  const auto current = cuda::current_stream(device_);
+  auto alike = std::count_if(slots_.begin(), slots_.end(), [&](auto& slot) { return slot->bytes == bytes; });
+  for (; alike < count; ++alike) release(allocate(bytes, current), current);
+  auto& planned = reserved_[bytes];
+  planned = std::max(planned, count);
 }
 
 SlotPool::Slot* SlotPool::allocate(int64_t bytes, cuda::StreamView user) {
   auto slot = std::make_unique<Slot>();
-  slot->memory = c10::GetAllocator(device_.type())->allocate(static_cast<size_t>(bytes));
+  auto memory = take_memory(bytes);
+  slot->memory = std::move(memory.data);
   slot->bytes = bytes;
+  slot->registered = memory.registered;
   user.wait(cuda::current_stream(device_));  // the allocator hands out memory in the order of the current stream
   slots_.push_back(std::move(slot));
   return slots_.back().get();
@@ -57,6 +77,12 @@ void SlotPool::release(Slot* slot, cuda::StreamView last_user) {
 int64_t SlotPool::reserved_bytes() const noexcept {
   int64_t sum = 0;
   for (auto& slot : slots_) sum += slot->bytes;
+  return sum;
+}
+
+int64_t SlotPool::registered_bytes() const noexcept {
+  int64_t sum = 0;
+  for (auto& slot : slots_) sum += slot->registered ? slot->bytes : 0;
   return sum;
 }
 

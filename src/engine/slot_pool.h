@@ -3,9 +3,12 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "fsdpp/comm/communicator.h"
 #include "fsdpp/cuda/stream.h"
 
 namespace fsdpp::engine {
@@ -14,7 +17,10 @@ namespace fsdpp::engine {
 /// state allocates nothing and addresses repeat from step to step. Not thread-safe.
 class SlotPool {
  public:
-  explicit SlotPool(c10::Device device) : device_(device) {}
+  /// With `comm`, memory comes from Communicator::allocate and is registered there for the pool's life: then every slot that is made is
+  /// made by all ranks together.
+  explicit SlotPool(c10::Device device, comm::Communicator* comm = nullptr, std::string label = {})
+      : device_(device), comm_(comm), label_(std::move(label)) {}
   ~SlotPool();
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
@@ -23,6 +29,7 @@ class SlotPool {
   struct Slot {
     c10::DataPtr memory;
     int64_t bytes = 0;
+    bool registered = false;
     cuda::Event free_event;
     cuda::StreamView freed_on;
     uint64_t freed_at = 0;  ///< order of release
@@ -43,12 +50,29 @@ class SlotPool {
   /// The streams that take slots wait for everything given back so far.
   void settle() noexcept { settled_ = releases_; }
 
+  /// Whether slots are operands of a communicator.
+  [[nodiscard]] bool symmetric() const noexcept { return comm_ != nullptr; }
+  /// Makes slots of `bytes` bytes until there are `count`, so that ranks whose uses come in different orders have them all. Later acquire()
+  /// makes more of this size only while all of them are in use.
+  void reserve(int64_t bytes, int count);
+
   void set_slots(int count) noexcept { wanted_ = count; }
+  /// What a slot for so many bytes takes: registered memory comes in multiples of comm::kRegisteredGranule, and all sizes that round to
+  /// the same share slots.
+  [[nodiscard]] int64_t rounded(int64_t bytes) const noexcept {
+    const int64_t granule = comm_ && device_.is_cuda() ? comm::kRegisteredGranule : 1;
+    return (bytes + granule - 1) / granule * granule;
+  }
   [[nodiscard]] int64_t reserved_bytes() const noexcept;
+  /// Of those, what LibTorch's allocator knows nothing of.
+  [[nodiscard]] int64_t registered_bytes() const noexcept;
 
  private:
   c10::Device device_;
+  comm::Communicator* comm_;
+  std::string label_;
   int wanted_ = kSlots;
+  std::map<int64_t, int> reserved_;  ///< slots by size
   std::vector<std::unique_ptr<Slot>> slots_;
   uint64_t releases_ = 0, settled_ = 0;
   [[nodiscard]] bool freed_long_ago(const Slot& slot) const noexcept {
@@ -56,6 +80,7 @@ class SlotPool {
   }
   [[nodiscard]] Slot* find_free(int64_t bytes, cuda::StreamView user);
   [[nodiscard]] Slot* allocate(int64_t bytes, cuda::StreamView user);
+  [[nodiscard]] comm::Allocation take_memory(int64_t bytes);
 };
 
 }  // namespace fsdpp::engine

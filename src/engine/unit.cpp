@@ -157,6 +157,7 @@ void Unit::initialise_root() {
     description += unit->describe();
   }
   check_same_model(*context_, description);
+  context_->reserve_slots(seen);
   root_initialised_ = true;
 }
 
@@ -199,6 +200,7 @@ void Unit::gather_buffers(cuda::StreamView stream, bool from_group) {
     gather_ticket_ = one(*buffers_[0]);
     return;
   }
+  for (auto& b : buffers_) b->take_gathered(pool, stream);  // not in the group: it may have to allocate
   comm::Group group(comm);
   for (auto& b : buffers_) (void)one(*b);
   gather_ticket_ = group.finish();

@@ -7,7 +7,8 @@
 namespace fsdpp::engine {
 
 std::string Unit::describe() const {
-  auto text = fmt::format("unit '{}' group after forward {} borrows {}\n", name_, group_after_forward(), borrowed_.size());
+  auto text = fmt::format("unit '{}' group after forward {} borrows {}{}\n", name_, group_after_forward(), borrowed_.size(),
+                          context_->symmetric_buffers() ? " symmetric buffers" : "");
   for (auto& b : buffers_)
     for (auto& p : b->params()) {
       auto h = p.handle();
@@ -68,12 +69,12 @@ UnitMemory Unit::memory(bool as_root) const {
     int64_t shard = b->shard_bytes();
     (reads_host_memory() ? m.host_bytes : m.shard_bytes) += shard;
     m.cast_shard_bytes += b->cast_bytes();
-    m.gathered_bytes += b->gathered_bytes();
+    m.gathered_bytes += context_->gathered_pool().rounded(b->gathered_bytes());
     m.staging_bytes += b->staging_bytes();
     bool trains = c10::isFloatingType(b->config().dtype) &&
                   std::any_of(b->params().begin(), b->params().end(), [](auto& p) { auto h = p.handle(); return h.defined() && h.requires_grad(); });
     if (!trains) continue;
-    m.gradient_bytes += b->gradient_bytes();
+    m.gradient_bytes += context_->gradient_pool().rounded(b->gradient_bytes());
     (writes_host_memory() ? m.host_bytes : m.sharded_gradient_bytes) += shard;
     if (writes_host_memory()) m.gradient_staging_bytes += shard;
   }

@@ -33,6 +33,7 @@ class ForwardingCommunicator : public comm::Communicator {
   void group_begin() override { inner_->group_begin(); }
   comm::Ticket group_end() override { return inner_->group_end(); }
   void barrier(const comm::OpInfo& i) override { inner_->barrier(i); }
+  comm::Allocation allocate(int64_t bytes, const comm::OpInfo& i) override { return inner_->allocate(bytes, i); }
   void abort(const std::string& why) noexcept override { inner_->abort(why); }
 
  protected:
@@ -53,8 +54,9 @@ class ForwardingWorld : public comm::World {
   c10::Device device() const noexcept override { return inner_->device(); }
   const std::string& launcher() const noexcept override { return inner_->launcher(); }
   comm::Store& store() noexcept override { return inner_->store(); }
-  std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
-    return wrap(inner_->make_communicator(name, std::move(ranks)));
+  std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks,
+                                                        const comm::CommunicatorOptions& options) override {
+    return wrap(inner_->make_communicator(name, std::move(ranks), options));
   }
   void barrier() override { inner_->barrier(); }
 

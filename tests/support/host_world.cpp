@@ -25,15 +25,16 @@ class HostWorld final : public comm::World {
     return name;
   }
   comm::Store& store() noexcept override { return *store_; }
-  std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks) override {
+  std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks,
+                                                        const comm::CommunicatorOptions& options) override {
     ranks = comm::member_ranks(name, std::move(ranks), rank_, size_);
     const comm::Bootstrap boot{store_, keys_.next(name, ranks, size_), "127.0.0.1", options_.rendezvous_timeout,
                                nullptr};
     return comm::make_host_communicator(
-        {name, ranks, comm::index_of(ranks, rank_), device(), options_.collective_timeout}, boot);
+        {name, ranks, comm::index_of(ranks, rank_), device(), options_.collective_timeout, options}, boot);
   }
   void barrier() override {
-    if (!barrier_) barrier_ = make_communicator("world.barrier", {});
+    if (!barrier_) barrier_ = make_communicator("world.barrier", {}, {});
     barrier_->barrier();
   }
 

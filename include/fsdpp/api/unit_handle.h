@@ -90,6 +90,8 @@ class FSDPP_API UnitHandle {
 /// Bytes of gathered, gradient and staging buffers that the engine has reserved for the mesh of these units: never more than
 /// MemoryFormula::gathered + gradients + staging.
 [[nodiscard]] FSDPP_API int64_t reserved_buffer_bytes(const torch::nn::Module& module);
+/// Of those, what is registered with NCCL (MeshOptions::symmetric_buffers) and so not part of what LibTorch's allocator counts.
+[[nodiscard]] FSDPP_API int64_t registered_buffer_bytes(const torch::nn::Module& module);
 /// Metadata of every sharded parameter at or below `module`, in `parameters()` order of the module tree, each once.
 [[nodiscard]] FSDPP_API std::vector<shard::ShardedParam> sharded_parameters(const torch::nn::Module& module);
 /// Metadata of those of `parameters` that a unit manages, in their order.

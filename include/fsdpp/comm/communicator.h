@@ -1,4 +1,5 @@
 #pragma once
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
@@ -37,6 +38,14 @@ struct OpInfo {
   std::string_view label;                ///< e.g. "layers.7 forward"; copied when needed
   std::chrono::milliseconds timeout{0};  ///< 0: the communicator's default
 };
+
+/// Memory for operands of one communicator, from Communicator::allocate. `data` frees it.
+struct Allocation {
+  c10::DataPtr data;
+  int64_t bytes = 0;        ///< taken from the device: those asked for, rounded up to kRegisteredGranule where registered
+  bool registered = false;  ///< a symmetric window of NCCL; equal on all ranks
+};
+inline constexpr int64_t kRegisteredGranule = int64_t{1} << 21;  ///< what the driver maps at once
 
 /// Completion of an operation (or of a group). Cheap to copy; an empty ticket is complete.
 class FSDPP_API Ticket {
@@ -115,6 +124,17 @@ class FSDPP_API Communicator {
   virtual Ticket group_end() = 0;
   /// Blocks the host until all ranks are here.
   virtual void barrier(const OpInfo& info = {}) = 0;
+  /// `bytes` bytes (1 or more), not zeroed, for operands of this communicator: on NCCL memory that the other GPUs can reach, registered as
+  /// a symmetric window, so that collectives whose operands lie in such memory (in place: the larger one suffices) run by kernels
+  /// that need fewer thread blocks, or by copy engines (CommunicatorOptions). Where that can't be (ranks on several hosts, GPUs
+  /// without peer access, NCCL_WIN_ENABLE=0, NCCL_CUMEM_ENABLE=0, not NCCL) it is plain memory, and one warning says why.
+  /// Collective, blocks the host until all ranks are here; not inside a group or a stream capture. CommError{Mismatch} on every rank,
+  /// naming ranks and sizes, when they ask for different ones; CommError{Backend} on every rank when one has no memory left.
+  /// Lifetime: the memory may outlive the communicator (the registration ends with it). Free it when no operation uses it, and in
+  /// the same order on all ranks: the next allocate() compares, CommError{Mismatch}. Aligned to 4096 bytes (CPU: 64).
+  /// Failures: waits of NCCL 2.28's symmetric kernels and copy engines do not look at its abort flag. A communicator that fails
+  /// while it has registered memory and can't be aborted within 10 s ends its process, after the report.
+  [[nodiscard]] virtual Allocation allocate(int64_t bytes, const OpInfo& info = {}) = 0;
   /// Makes every pending and later operation fail with CommError{Aborted, why}. Thread-safe, bounded in time,
   /// idempotent.
   virtual void abort(const std::string& why) noexcept = 0;

@@ -9,17 +9,30 @@
 
 namespace fsdpp::comm {
 
+/// How a mesh communicates. Equal on all ranks. Each is overridden by an environment variable.
+struct MeshOptions {
+  /// Gathered and gradient buffers come from Communicator::allocate: registered with NCCL, reserved before the first gather. They are not
+  /// part of what LibTorch's allocator counts. Gathers are in place then (a shard that needs no cast is copied first). A failure may have to
+  /// end the process (see there). `FSDPP_SYMMETRIC_BUFFERS`.
+  bool symmetric_buffers = false;
+  /// Gathers by copy engines; implies symmetric_buffers. `FSDPP_COPY_ENGINE_GATHERS`.
+  bool copy_engine_gathers = false;
+  /// CommunicatorOptions::max_ctas of its communicators. `FSDPP_MAX_CTAS`.
+  int max_ctas = 0;
+};
+
 /// Ranks as replicate × shard; rank = replicate_rank · shard_size + shard_rank. 1-D: replicate_size() == 1.
 ///
 /// Owns this rank's communicators, one for each purpose, so that a gather never queues behind a reduction on the wire.
 class FSDPP_API Mesh {
  public:
   /// All ranks of the world shard. Collective (makes communicators).
-  [[nodiscard]] static std::shared_ptr<Mesh> shard(std::shared_ptr<World> world, const std::string& name = "default");
+  [[nodiscard]] static std::shared_ptr<Mesh> shard(std::shared_ptr<World> world, const std::string& name = "default", const MeshOptions& options = {});
 
   /// Hybrid sharding: `replicate_size` groups of world.size() / replicate_size ranks; each group holds the whole model, sharded
   /// among its ranks. ConfigError unless replicate_size divides the world. Collective.
-  [[nodiscard]] static std::shared_ptr<Mesh> hybrid(std::shared_ptr<World> world, int replicate_size, const std::string& name = "default");
+  [[nodiscard]] static std::shared_ptr<Mesh> hybrid(std::shared_ptr<World> world, int replicate_size, const std::string& name = "default",
+                                                    const MeshOptions& options = {});
 
   [[nodiscard]] World& world() const noexcept { return *world_; }
   [[nodiscard]] c10::Device device() const noexcept { return world_->device(); }
@@ -28,6 +41,8 @@ class FSDPP_API Mesh {
   [[nodiscard]] int replicate_size() const noexcept { return replicate_size_; }
   [[nodiscard]] int replicate_rank() const noexcept { return replicate_rank_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// With what the environment changed.
+  [[nodiscard]] const MeshOptions& options() const noexcept { return options_; }
 
   /// All-gathers of parameters, among the shard axis.
   [[nodiscard]] Communicator& gather_comm() const noexcept { return *gather_; }
@@ -44,6 +59,7 @@ class FSDPP_API Mesh {
   [[nodiscard]] std::vector<int> shard_ranks(int first, int count) const;
   std::shared_ptr<World> world_;
   std::string name_;
+  MeshOptions options_;
   int shard_size_ = 1, shard_rank_ = 0, replicate_size_ = 1, replicate_rank_ = 0;
   std::shared_ptr<Communicator> gather_, reduce_, replicate_;
   std::map<int, std::shared_ptr<Communicator>> subgroups_;  ///< by size

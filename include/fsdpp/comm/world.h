@@ -38,6 +38,15 @@ struct WorldOptions {
   std::chrono::milliseconds collective_timeout{std::chrono::seconds(300)};
 };
 
+/// How NCCL runs the operations of one communicator; other back ends take no notice. Equal on all ranks.
+struct CommunicatorOptions {
+  /// Gathers between buffers of Communicator::allocate by the GPUs' copy engines: no thread block is taken from computation. Not on
+  /// CUDA's default stream.
+  bool copy_engine = false;
+  /// Thread blocks that an operation's kernel may take, at most; 0: as NCCL likes.
+  int max_ctas = 0;
+};
+
 /// All ranks of a job, seen from this one. With several processes, one thread keeps this rank's heartbeat in the store
 /// and watches the next rank's: one without a sign of life for `FSDPP_HEARTBEAT_S` seconds (30; 0: never) counts as
 /// dead. The first failure that it or an NCCL communicator reports makes the communicators of all ranks fail with the
@@ -62,8 +71,8 @@ class FSDPP_API World {
 
   /// A new communicator among `ranks` (sorted world ranks that include this one; empty = all). Collective over them.
   /// Every rank gives the same `name`, unique within the world. NCCL for CUDA, host sockets for CPU.
-  [[nodiscard]] virtual std::shared_ptr<Communicator> make_communicator(const std::string& name,
-                                                                        std::vector<int> ranks = {}) = 0;
+  [[nodiscard]] virtual std::shared_ptr<Communicator> make_communicator(const std::string& name, std::vector<int> ranks = {},
+                                                                        const CommunicatorOptions& options = {}) = 0;
   /// Blocks until all ranks are here (through the store).
   virtual void barrier() = 0;
 };

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/comm/buffers.h"
 
 namespace fsdpp::test {
 namespace {
@@ -261,6 +262,45 @@ void barrier_waits(World& world) {
   world.barrier();
 }
 
+// In place and out of place, again and again in the same buffers; other buffers come and go in between.
+void allocated(World& world) {
+  Rig rig(world, "allocated");
+  constexpr int64_t kCount = 4099;
+  const Tensor gathered = comm::allocate_tensor(*rig.comm, {kCount * rig.size()}, ScalarType::BFloat16, "gathered");
+  const Tensor sums = comm::allocate_tensor(*rig.comm, {kCount * rig.size()}, ScalarType::Float, "sums");
+  const Tensor shard = gathered.narrow(0, rig.rank() * kCount, kCount), slice = sums.narrow(0, rig.rank() * kCount, kCount);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(gathered.data_ptr()) % 64, 0);
+  const Tensor sum = reduced(rig.size(), kCount * rig.size(), ScalarType::Float, ReduceOp::Sum).narrow(0, rig.rank() * kCount, kCount);
+  for (int i = 0; i < 3; ++i) {
+    const Tensor brief = comm::allocate_tensor(*rig.comm, {100 + i}, ScalarType::Float, "brief");
+    gathered.zero_();
+    shard.copy_(rig.mine(kCount, ScalarType::BFloat16));
+    EXPECT_TRUE(at::equal(rig.result(rig.comm->all_gather(whole(gathered), readable(shard), rig.stream), gathered),
+                          everyone(rig.size(), kCount, ScalarType::BFloat16)));
+    sums.copy_(rig.mine(kCount * rig.size(), ScalarType::Float));
+    EXPECT_TRUE(at::equal(rig.result(rig.comm->reduce_scatter(whole(slice), readable(sums), ReduceOp::Sum, rig.stream), slice), sum));
+    const Tensor out = rig.blank(kCount, ScalarType::Float);
+    sums.copy_(rig.mine(kCount * rig.size(), ScalarType::Float));
+    EXPECT_TRUE(at::equal(rig.result(rig.comm->reduce_scatter(whole(out), readable(sums), ReduceOp::Sum, rig.stream), out), sum));
+    brief.fill_(1);
+    EXPECT_TRUE(at::equal(rig.result(rig.comm->all_reduce(whole(brief), readable(brief), ReduceOp::Sum, rig.stream), brief),
+                          at::full({100 + i}, rig.size(), ScalarType::Float)));
+  }
+}
+
+void allocated_differently(World& world) {
+  Rig rig(world, "allocated_differently");
+  if (rig.size() == 1) return;
+  try {
+    (void)rig.comm->allocate(rig.rank() == 0 ? 4096 : 8192, {.label = "slot"});
+    ADD_FAILURE() << "different sizes were taken";
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.code(), CommErrc::Mismatch);
+    EXPECT_NE(std::string(error.what()).find("4096 on rank 0, 8192 on rank"), std::string::npos) << error.what();
+  }
+  rig.comm->barrier();  // a caller's mistake does not break the communicator
+}
+
 void wrong_arguments(World& world) {
   Rig rig(world, "arguments");
   const Tensor in = rig.mine(8, ScalarType::Float), out = rig.blank(8 * rig.size() + 1, ScalarType::Float);
@@ -343,6 +383,8 @@ std::vector<ConformanceCheck> conformance_checks() {
           {"SubgroupsThenOnlyMembersTakePart", subgroups},
           {"NameUsedAgainThenNewCommunicator", name_used_again},
           {"BarrierThenNobodyLeavesEarly", barrier_waits},
+          {"AllocatedBuffersThenOperationsInThem", allocated},
+          {"AllocatedSizesDifferThenEveryRankIsTold", allocated_differently},
           {"WrongArgumentsThenUsageErrorAndStillUsable", wrong_arguments},
           {"AbortThenEveryCallThrowsIt", aborted}};
 }

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "fsdpp/base/error.h"
+#include "fsdpp/comm/buffers.h"
 #include "fsdpp/comm/mesh.h"
 
 namespace {
@@ -27,6 +28,16 @@ void reduce(const World& world, fsdpp::comm::Communicator& comm, const char* lab
       .wait_host();
 }
 
+/// Gathers in memory that the communicator allocated: where the machine allows it, by kernels that can't be aborted.
+void gather_in(const at::Tensor& whole, fsdpp::comm::Communicator& comm, const char* label) {
+  const int64_t count = whole.numel() / comm.size();
+  const auto part = whole.narrow(0, count * comm.rank(), count);
+  part.fill_(comm.rank());
+  const fsdpp::cuda::Stream stream(whole.device());  // copy engines take none of CUDA's default streams
+  stream.view().wait(fsdpp::cuda::current_stream(whole.device()));
+  comm.all_gather({whole.data_ptr(), whole.numel()}, {part.data_ptr(), count, at::kFloat}, stream, {.label = label}).wait_host();
+}
+
 void run(const std::string& mode, const std::shared_ptr<World>& world) {
   if (mode == "init") return world->barrier();
   auto mesh = fsdpp::comm::Mesh::shard(world);
@@ -39,6 +50,16 @@ void run(const std::string& mode, const std::shared_ptr<World>& world) {
       std::raise(SIGKILL);
     }
     return reduce(*world, comm, "layers.3 backward");
+  }
+  if (mode == "die_symmetric" || mode == "die_copy_engine") {  // as "die", in registered memory
+    const auto comm = world->make_communicator("symmetric", {}, {.copy_engine = mode == "die_copy_engine"});
+    const auto whole = fsdpp::comm::allocate_tensor(*comm, {int64_t{1} << 20}, at::kFloat, "whole");
+    gather_in(whole, *comm, "before");
+    if (world->rank() == 1) {
+      std::this_thread::sleep_for(100ms);
+      std::raise(SIGKILL);
+    }
+    return gather_in(whole, *comm, "layers.3 backward");
   }
   if (mode == "skip_barrier") {
     if (world->rank() != 1) return world->barrier();

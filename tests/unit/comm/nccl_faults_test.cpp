@@ -64,6 +64,16 @@ TEST_F(NcclFault, RankIsKilledThenOthersNameIt) {
   }
 }
 
+// On one GPU the buffers are plain memory; the reason is said, and the failure is as any other.
+TEST_F(NcclFault, RankIsKilledAmidBuffersThatCouldNotBeRegisteredThenOthersNameIt) {
+  for (const char* mode : {"die_symmetric", "die_copy_engine"}) {
+    const auto results = run(mode, 2);
+    EXPECT_EQ(results[0].exit_code, kCommError) << results[0].output;
+    EXPECT_THAT(results[0].output, AllOf(HasSubstr(told(CommErrc::RemoteDied)), HasSubstr("rank 1"),
+                                         HasSubstr("plain memory is used"), HasSubstr("ranks 0 and 1 are on different hosts")));
+  }
+}
+
 TEST_F(NcclFault, RankNeverIssuesThenTimeoutNamesOperationAndRank) {
   const auto results = run("never", 3, 1500);
   for (size_t r : {0U, 2U}) {

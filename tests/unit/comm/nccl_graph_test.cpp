@@ -1,4 +1,5 @@
-// NCCL operations in a CUDA graph. One process for each rank, on CUDA; fails without a GPU.
+// NCCL operations in a CUDA graph, and NCCL's registered memory. One process for each rank, on CUDA; fails without a GPU. All tests can
+// run on one GPU, where memory is registered but used like any other; on several GPUs of one host its own kernels and copy engines run.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -6,18 +7,29 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include "comm/nccl_communicator.h"
 #include "fsdpp/base/error.h"
+#include "fsdpp/comm/buffers.h"
 #include "support/world_size.h"
 
 namespace fsdpp::test {
 namespace {
 
-// Fork to a side stream, gather there, join: as the engine does. Replayed with new inputs, watched all the time.
-TEST(NcclGraph, GatherIsCapturedThenReplaysGatherNewInputs) {
+std::shared_ptr<comm::World> make_world() {
   comm::WorldOptions options;
   options.device = c10::kCUDA;
   auto world = comm::World::init(options);
   expect_started_world_size(*world);
+  return world;
+}
+comm::World& the_world() {  // for all tests
+  static const auto world = make_world();
+  return *world;
+}
+
+// Fork to a side stream, gather there, join: as the engine does. Replayed with new inputs, watched all the time.
+TEST(NcclGraph, GatherIsCapturedThenReplaysGatherNewInputs) {
+  auto* world = &the_world();
   auto comm = world->make_communicator("graph");
   const int64_t count = 1000, size = world->size();
   const auto kind = at::device(world->device()).dtype(at::kFloat);
@@ -50,6 +62,131 @@ TEST(NcclGraph, GatherIsCapturedThenReplaysGatherNewInputs) {
   }
   cudaGraphExecDestroy(exec);  // before the communicator: it must outlive its graphs
   cudaGraphDestroy(graph);
+}
+
+/// In-place gather and reduce-scatter, as the engine's: rank r puts in r + `seed`.
+struct InPlace {
+  InPlace(comm::Communicator& c, int64_t n)
+      : comm(c), count(n), whole(comm::allocate_tensor(c, {n * c.size()}, at::kFloat, "whole")),
+        sums(comm::allocate_tensor(c, {n * c.size()}, at::kFloat, "sums")) {}
+  void fill(float seed) const {
+    whole.zero_();
+    whole.narrow(0, count * comm.rank(), count).fill_(seed + static_cast<float>(comm.rank()));
+    sums.fill_(seed + static_cast<float>(comm.rank()));
+  }
+  void run(cuda::StreamView stream) const {
+    char* mine = static_cast<char*>(whole.data_ptr()) + count * comm.rank() * 4;
+    comm.all_gather({whole.data_ptr(), whole.numel()}, {mine, count, at::kFloat}, stream, {.label = "gather"}).wait(stream);
+    char* slice = static_cast<char*>(sums.data_ptr()) + count * comm.rank() * 4;
+    comm.reduce_scatter({slice, count}, {sums.data_ptr(), sums.numel(), at::kFloat}, comm::ReduceOp::Sum, stream, {.label = "reduce"}).wait(stream);
+  }
+  void expect(float seed) const {
+    const int n = comm.size();
+    const auto host = whole.cpu();
+    for (int r = 0; r < n; ++r)
+      EXPECT_TRUE(at::equal(host.narrow(0, count * r, count), at::full({count}, seed + static_cast<float>(r)))) << "rank " << r;
+    const float sum = static_cast<float>(n) * seed + static_cast<float>(n * (n - 1) / 2);
+    EXPECT_TRUE(at::equal(sums.cpu().narrow(0, count * comm.rank(), count), at::full({count}, sum)));
+  }
+
+  comm::Communicator& comm;
+  int64_t count;
+  at::Tensor whole, sums;
+};
+
+TEST(NcclBuffers, KernelsOrCopyEnginesThenEveryValueIsThere) {
+  const auto stream = cuda::current_stream(the_world().device());
+  for (const bool engines : {false, true})
+    for (const int64_t count : {4, 4096, 1 << 20}) {
+      const auto comm = the_world().make_communicator("buffers", {}, {.copy_engine = engines, .max_ctas = engines ? 4 : 0});
+      const cuda::Stream own(the_world().device());
+      const InPlace buffers(*comm, count);
+      for (int i = 0; i < 5; ++i) {
+        buffers.fill(static_cast<float>(i));
+        own.view().wait(stream);
+        buffers.run(own);
+        stream.wait(own);
+        buffers.expect(static_cast<float>(i));
+      }
+    }
+}
+
+TEST(NcclBuffers, OperationsAreCapturedThenReplaysTakeNewValues) {
+  const auto device = the_world().device();
+  for (const bool engines : {false, true}) {
+    const auto comm = the_world().make_communicator("captured", {}, {.copy_engine = engines});
+    const cuda::Stream main(device);
+    const InPlace buffers(*comm, 1000);
+    buffers.fill(1);
+    main.view().wait(cuda::current_stream(device));
+    buffers.run(main);
+    main.view().synchronize();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(main.view().handle(), cudaStreamCaptureModeGlobal), cudaSuccess);
+    if (comm->size() > 1) {
+      const cuda::StreamGuard guard(main.view());
+      EXPECT_THROW((void)comm->allocate(64), UsageError) << "inside a capture";
+    }
+    buffers.run(main);
+    ASSERT_EQ(cudaStreamEndCapture(main.view().handle(), &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (int step = 2; step <= 4; ++step) {
+      buffers.fill(static_cast<float>(step));
+      main.view().wait(cuda::current_stream(device));
+      ASSERT_EQ(cudaGraphLaunch(exec, main.view().handle()), cudaSuccess);
+      main.view().synchronize();
+      buffers.expect(static_cast<float>(step));
+      comm->barrier();
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+  }
+}
+
+// Without asking whether symmetric kernels will use it: NCCL registers and forgets memory, in order.
+std::shared_ptr<comm::Communicator> registering_communicator(const std::string& name) {
+  auto& world = the_world();
+  comm::CommInfo info{name, {}, world.rank(), world.device(), std::chrono::seconds(60)};
+  for (int r = 0; r < world.size(); ++r) info.ranks.push_back(r);
+  info.assume_windows = true;
+  const std::shared_ptr<comm::Store> store(&world.store(), [](auto*) {});
+  return comm::make_nccl_communicator(info, {store, name, "127.0.0.1", std::chrono::seconds(60)});
+}
+
+TEST(NcclBuffers, MemoryIsRegisteredThenItIsUsedFreedAndOutlivesTheCommunicator) {
+  if (the_world().size() == 1) GTEST_SKIP() << "nobody to register for";
+  at::Tensor last;
+  {
+    const auto comm = registering_communicator("registered");
+    const auto memory = comm->allocate(100, {.label = "small"});
+    EXPECT_TRUE(memory.registered);
+    EXPECT_EQ(memory.bytes, comm::kRegisteredGranule);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.data.get()) % 4096, 0);
+    for (int i = 0; i < 3; ++i) {
+      const InPlace buffers(*comm, 4096 << i);  // freed at the end of each turn
+      buffers.fill(static_cast<float>(i));
+      buffers.run(cuda::current_stream(the_world().device()));
+      buffers.expect(static_cast<float>(i));
+    }
+    last = comm::allocate_tensor(*comm, {1000}, at::kFloat).fill_(7);
+  }
+  EXPECT_TRUE(at::equal(last.cpu(), at::full({1000}, 7.0F)));
+}
+
+TEST(NcclBuffers, RanksFreeDifferentOnesThenTheNextAllocationTellsAll) {
+  if (the_world().size() == 1) GTEST_SKIP() << "no other rank";
+  const auto comm = registering_communicator("freed");
+  std::vector<comm::Allocation> held;
+  for (int i = 0; i < 2; ++i) held.push_back(comm->allocate(1 << 20));
+  held.erase(held.begin() + (the_world().rank() == 0 ? 0 : 1));
+  try {
+    (void)comm->allocate(1 << 20);
+    ADD_FAILURE() << "the ranks' windows differ";
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.code(), CommErrc::Mismatch);
+    EXPECT_NE(std::string(error.what()).find("still hold"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

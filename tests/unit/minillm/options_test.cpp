@@ -46,6 +46,14 @@ TEST(Flags, None_IsTheSeedModel) {
   EXPECT_FALSE(o.synthetic || o.dry_run || o.shuffle || o.model.recompute || o.model.recompute_norms);
 }
 
+TEST(Flags, CopyEngineGathers_BringSymmetricBuffers) {
+  EXPECT_FALSE(parse({}).symmetric_buffers);
+  EXPECT_TRUE(parse({"--symmetric-buffers"}).symmetric_buffers);
+  EXPECT_FALSE(parse({"--symmetric-buffers"}).copy_engine_gathers);
+  EXPECT_TRUE(parse({"--copy-engine-gathers"}).symmetric_buffers);
+  EXPECT_THAT(error_of({"--no-shard", "--symmetric-buffers"}), HasSubstr("--no-shard"));
+}
+
 TEST(Flags, EachOfThem_ReachesItsOption) {
   const auto o = parse({"--vocab", "300",  "--dim",   "64",  "--layers",    "3",          "--heads",  "2",       "--batch",     "5",
                         "--seq",   "17",   "--steps", "9",   "--lr",        "0.5",        "--seed",   "11",      "--device",    "cpu",
