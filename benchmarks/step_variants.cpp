@@ -1,6 +1,7 @@
 #include "step_variants.h"
 
 #include "autocast.h"
+#include "fsdpp/api/unit_handle.h"
 #include "fsdpp/base/error.h"
 #include "peers/plain_minillm.h"
 #include "trainer.h"

@@ -54,8 +54,8 @@ class ForwardingWorld : public comm::World {
   c10::Device device() const noexcept override { return inner_->device(); }
   const std::string& launcher() const noexcept override { return inner_->launcher(); }
   comm::Store& store() noexcept override { return inner_->store(); }
-  std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks,
-                                                        const comm::CommunicatorOptions& options) override {
+  std::shared_ptr<comm::Communicator> make_communicator(const std::string& name, std::vector<int> ranks = {},
+                                                        const comm::CommunicatorOptions& options = {}) override {
     return wrap(inner_->make_communicator(name, std::move(ranks), options));
   }
   void barrier() override { inner_->barrier(); }
