@@ -5,7 +5,7 @@
 // Formulas. formula_bytes: the total of minillm --dry-run (minillm::MemoryPlan); the engine's part (fsdpp::memory_formula of the model)
 // must equal what the dry run computes from sizes alone. peak_bytes: most bytes of tensors at once in the steps after the model was
 // built, by LibTorch's allocator, without what libraries keep (MemoryPlan::libraries: taken by a small model before); goal: formula
-// ± 1 %. resident_bytes: between steps; resident_formula: shards + optimizer + reserved_buffer_bytes. device_allocs (CUDA):
+// ± 1 %. resident_bytes: between steps; resident_formula: shards (in 16 bits too where kept) + optimizer + reserved_buffer_bytes. device_allocs (CUDA):
 // cudaMalloc calls in the steps after the second; goal 0.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -155,7 +155,7 @@ Figures measure(const Case& c, const minillm::Place& place) {
   plan.engine = f.engine;
   f.formula = plan.total() - plan.libraries;
   f.reserved = fsdpp::reserved_buffer_bytes(*training.model());
-  f.resident_formula = f.engine.shards + training.optimizer_bytes() + f.reserved;
+  f.resident_formula = f.engine.shards + f.engine.cast_shards + training.optimizer_bytes() + f.reserved;
   f.peak = after.peak - before;
   f.resident = after.allocated - before;
   f.device_allocs = after.device_allocs - allocs;
