@@ -64,7 +64,9 @@ std::optional<Settings> parse(int argc, char** argv) {
   app.add_option("--max-ctas", s.max_ctas, "Thread blocks of fsdpp's communicators; 0: as NCCL likes")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  app.add_option("--limit", s.limit_s, "Seconds after which a collective counts as hanging")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--limit", s.limit_s, "Seconds after which a collective counts as hanging")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_flag("--spoil", s.spoil, "Test aid: change one value before the check, which then has to fail");
   app.add_flag("--spoil-symmetric", s.spoil_symmetric, "Test aid: the same in symmetric buffers");
   if (!bench::parse(app, argc, argv)) return std::nullopt;
@@ -116,7 +118,9 @@ Case gather_case(Ranks& r, c10::ScalarType dtype, int64_t count) {
   c.part = c.whole.narrow(0, count * r.world.rank(), count);
   c.ours = call_in(r.ours, c.whole);
   if (r.symmetric != nullptr) c.symmetric = call_in(*r.symmetric, c.symmetric_whole);
-  c.bare = [&r, out = c.whole.data_ptr(), in = c.part.data_ptr(), count, dtype] { r.bare->all_gather(out, in, count, dtype, r.stream); };
+  c.bare = [&r, out = c.whole.data_ptr(), in = c.part.data_ptr(), count, dtype] {
+    r.bare->all_gather(out, in, count, dtype, r.stream);
+  };
   return c;
 }
 
@@ -138,7 +142,9 @@ Case reduce_case(Ranks& r, c10::ScalarType dtype, int64_t count) {
     c.symmetric_part = fsdpp::comm::allocate_tensor(*r.symmetric, c.part.sizes(), dtype, "part").zero_();
     c.symmetric = call_in(*r.symmetric, c.symmetric_whole, c.symmetric_part);
   }
-  c.bare = [&r, out = c.part.data_ptr(), in = c.whole.data_ptr(), count, dtype] { r.bare->reduce_scatter(out, in, count, dtype, r.stream); };
+  c.bare = [&r, out = c.part.data_ptr(), in = c.whole.data_ptr(), count, dtype] {
+    r.bare->reduce_scatter(out, in, count, dtype, r.stream);
+  };
   return c;
 }
 
@@ -269,9 +275,11 @@ void measure(Ranks& r, const Settings& s, Case c, const bench::Report& report, b
     row["symmetric_ratio_to_plain"] = us[""].median / us["symmetric_"].median;
   }
   report.row(row);
-  auto cell = [&](const std::string& key, int digits) { return row.contains(key) ? fixed(row[key].get<double>(), digits) : std::string("-"); };
-  table.add({c.op, bench::bytes_text(c.bytes()), fixed(us[""].median, 1), cell("busbw_GBps", 1), cell("ratio_to_link", 3), cell("host_us", 1),
-             us.contains("bare_") ? fixed(us["bare_"].median, 1) : "-", cell("bare_busbw_GBps", 1), cell("bare_host_us", 1),
+  auto cell = [&](const std::string& key, int digits) {
+    return row.contains(key) ? fixed(row[key].get<double>(), digits) : std::string("-");
+  };
+  table.add({c.op, bench::bytes_text(c.bytes()), fixed(us[""].median, 1), cell("busbw_GBps", 1), cell("ratio_to_link", 3),
+             cell("host_us", 1), us.contains("bare_") ? fixed(us["bare_"].median, 1) : "-", cell("bare_busbw_GBps", 1), cell("bare_host_us", 1),
              cell("ratio_to_bare", 3), us.contains("symmetric_") ? fixed(us["symmetric_"].median, 1) : "-", cell("symmetric_busbw_GBps", 1),
              cell("symmetric_ratio_to_plain", 3)});
 }

@@ -65,8 +65,10 @@ void add_training_flags(CLI::App& app, Options& o, Texts& t) {
   app.add_flag("--graph", o.graph, "Capture the whole step in a CUDA graph and replay it");
   app.add_flag("--step-in-backward", o.step_in_backward, "Update each unit as soon as its gradients are there, and free them");
   app.add_flag("--keep-cast-shard", o.keep_cast_shard, "Keep the shards in bf16 too, written by the optimizer: nothing to cast before a gather");
-  app.add_flag("--symmetric-buffers", o.symmetric_buffers, "Register gathered and gradient buffers with NCCL (one host, GPUs with peer access)");
-  app.add_flag("--copy-engine-gathers", o.copy_engine_gathers, "Gather by copy engines, without a kernel; implies --symmetric-buffers");
+  app.add_flag("--symmetric-buffers", o.symmetric_buffers,
+               "Register gathered and gradient buffers with NCCL (one host, GPUs with peer access)");
+  app.add_flag("--copy-engine-gathers", o.copy_engine_gathers,
+               "Gather by copy engines, without a kernel; implies --symmetric-buffers");
   app.add_flag("!--no-shard", o.shard, "Train without sharding, in one process");
 }
 

@@ -130,26 +130,26 @@ bool NcclCore::has_windows() const noexcept {
 }
 
 // After an abort: whether the operations that had started are over.
-bool NcclCore::comes_to_rest(std::chrono::seconds limit) noexcept {
+bool NcclCore::comes_to_rest() noexcept {
+  constexpr auto kRestLimit = std::chrono::seconds(2);
   auto running = [this] {
     std::lock_guard lock(mutex_);
     return std::any_of(pending_.begin(), pending_.end(),
                        [](const auto& record) { return record->issued && record->start.query() && !record->end.query(); });
   };
   try {
-    for (const auto end = Clock::now() + limit; running(); std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+    for (const auto end = Clock::now() + kRestLimit; running(); std::this_thread::sleep_for(std::chrono::milliseconds(10)))
       if (Clock::now() > end) return false;
   } catch (...) {  // the device failed: nothing runs on it
   }
   return true;
 }
 
-void NcclCore::end_if_stuck(bool aborted, std::chrono::seconds limit) noexcept {
-  if (!has_windows() || (aborted && comes_to_rest(limit))) return;
+void NcclCore::end_if_stuck(bool aborted) noexcept {
+  if (!has_windows() || (aborted && comes_to_rest())) return;
   try {
-    end_process(fmt::format("communicator '{}': {}. Operations on symmetric buffers did not end within {} s of ncclCommAbort, and nothing but "
-                            "the end of this process ends them",
-                            name_, failure_->text(), limit.count()));
+    end_process(fmt::format("{}. Communicator '{}': operations on symmetric buffers did not end by ncclCommAbort; this process ends now",
+                            failure_->text(), name_));
   } catch (...) {  // no memory for the text
     end_process(failure_->text());
   }

@@ -207,7 +207,7 @@ void NcclCore::abort_handle() noexcept {
         ncclCommAbort(handle);
       },
       kAbortLimit);
-  end_if_stuck(ended, kAbortLimit);
+  end_if_stuck(ended);
   if (!ended)
     log::error(fmt::format(
         "communicator '{}': ncclCommAbort did not end within {} s; this process may hang until its launcher ends it",

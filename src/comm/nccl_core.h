@@ -2,7 +2,6 @@
 #include <nccl.h>
 
 #include <atomic>
-#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -58,9 +57,9 @@ class NcclCore final : public Watched, public std::enable_shared_from_this<NcclC
   void abort_handle() noexcept;
   void drop_windows(ncclComm_t handle) noexcept;
   [[nodiscard]] bool has_windows() const noexcept;
-  [[nodiscard]] bool comes_to_rest(std::chrono::seconds limit) noexcept;
-  /// Waits on windows do not see the abort flag: ends the process if they are still there `limit` after it.
-  void end_if_stuck(bool aborted, std::chrono::seconds limit) noexcept;
+  [[nodiscard]] bool comes_to_rest() noexcept;
+  /// Waits on windows do not see the abort flag: ends the process if they hold up the abort, or outlast it.
+  void end_if_stuck(bool aborted) noexcept;
   [[nodiscard]] std::shared_ptr<NcclRecord> oldest_pending();
   /// Both true while something seems wrong; report it once it was observed long enough.
   [[nodiscard]] bool poll_async_error(Watchdog& dog);

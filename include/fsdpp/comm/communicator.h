@@ -124,10 +124,11 @@ class FSDPP_API Communicator {
   virtual Ticket group_end() = 0;
   /// Blocks the host until all ranks are here.
   virtual void barrier(const OpInfo& info = {}) = 0;
-  /// `bytes` bytes (1 or more), not zeroed, for operands of this communicator: on NCCL memory that the other GPUs can reach, registered as
-  /// a symmetric window, so that collectives whose operands lie in such memory (in place: the larger one suffices) run by kernels
-  /// that need fewer thread blocks, or by copy engines (CommunicatorOptions). Where that can't be (ranks on several hosts, GPUs
-  /// without peer access, NCCL_WIN_ENABLE=0, NCCL_CUMEM_ENABLE=0, not NCCL) it is plain memory, and one warning says why.
+  /// `bytes` bytes (1 or more), not zeroed, for operands of this communicator: on NCCL memory that the other GPUs can reach,
+  /// registered as a symmetric window, so that collectives whose operands lie in such memory (in place: the larger one suffices)
+  /// run by kernels that need fewer thread blocks and sum in fp32, or by copy engines (CommunicatorOptions). Where that can't be
+  /// (ranks on several hosts, GPUs without peer access, NCCL_WIN_ENABLE=0, NCCL_CUMEM_ENABLE=0, not NCCL) it is plain memory, and
+  /// one warning says why.
   /// Collective, blocks the host until all ranks are here; not inside a group or a stream capture. CommError{Mismatch} on every rank,
   /// naming ranks and sizes, when they ask for different ones; CommError{Backend} on every rank when one has no memory left.
   /// Lifetime: the memory may outlive the communicator (the registration ends with it). Free it when no operation uses it, and in

@@ -11,9 +11,10 @@ namespace fsdpp::comm {
 
 /// How a mesh communicates. Equal on all ranks. Each is overridden by an environment variable.
 struct MeshOptions {
-  /// Gathered and gradient buffers come from Communicator::allocate: registered with NCCL, reserved before the first gather. They are not
-  /// part of what LibTorch's allocator counts. Gathers are in place then (a shard that needs no cast is copied first). A failure may have to
-  /// end the process (see there). `FSDPP_SYMMETRIC_BUFFERS`.
+  /// Gathered and gradient buffers come from Communicator::allocate: registered with NCCL, reserved before the first gather. They
+  /// are not part of what LibTorch's allocator counts. Gathers are in place then (a shard that needs no cast is copied first).
+  /// A failure may have to end the process (see there). With gradients accumulated without synchronisation all ranks must come
+  /// to the same units in the same order. `FSDPP_SYMMETRIC_BUFFERS`.
   bool symmetric_buffers = false;
   /// Gathers by copy engines; implies symmetric_buffers. `FSDPP_COPY_ENGINE_GATHERS`.
   bool copy_engine_gathers = false;
@@ -27,7 +28,8 @@ struct MeshOptions {
 class FSDPP_API Mesh {
  public:
   /// All ranks of the world shard. Collective (makes communicators).
-  [[nodiscard]] static std::shared_ptr<Mesh> shard(std::shared_ptr<World> world, const std::string& name = "default", const MeshOptions& options = {});
+  [[nodiscard]] static std::shared_ptr<Mesh> shard(std::shared_ptr<World> world, const std::string& name = "default",
+                                                   const MeshOptions& options = {});
 
   /// Hybrid sharding: `replicate_size` groups of world.size() / replicate_size ranks; each group holds the whole model, sharded
   /// among its ranks. ConfigError unless replicate_size divides the world. Collective.
