@@ -142,7 +142,7 @@ if has windows; then
     export "FSDPP_$kind=1"
     launched "training parity, $kind, $n ranks" 120 "$n" "$bin/dist_training_test"
     launched "FSDP2's parity tests, $kind, $n ranks" 120 "$n" "$bin/dist_fsdp2_parity_test"
-    [[ $device == cuda ]] && launched "steps as graphs, $kind, $n ranks" 120 "$n" "$bin/dist_graph_test"
+    [[ $device == cuda && $kind == SYMMETRIC_BUFFERS ]] && launched "steps as graphs, $kind, $n ranks" 120 "$n" "$bin/dist_graph_test"
     unset "FSDPP_$kind"
   done
   unset FSDPP_TEST_WORLD_SIZE FSDPP_TEST_DEVICE

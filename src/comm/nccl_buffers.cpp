@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <thread>
 
 #include "base/enforce.h"
@@ -82,7 +83,7 @@ void NcclCore::register_window(void* memory, size_t bytes) {
   check("ncclCommWindowRegister", result);
   if (window == nullptr) fail_comm(CommErrc::Backend, "communicator '{}': ncclCommWindowRegister gave no window", name_);
   std::lock_guard lock(windows_mutex_);
-  windows_.push_back({memory, window, ++registered_});
+  windows_.push_back({memory, bytes, window, ++registered_});
 }
 
 // Called by whoever frees the memory, in a destructor as a rule. No lock is held around NCCL's call: the watchdog asks for windows too.
@@ -127,6 +128,14 @@ void NcclCore::drop_windows(ncclComm_t handle) noexcept {
 bool NcclCore::has_windows() const noexcept {
   std::lock_guard lock(windows_mutex_);
   return !windows_.empty();
+}
+
+bool NcclCore::in_window(const void* data) const noexcept {
+  std::lock_guard lock(windows_mutex_);
+  return std::any_of(windows_.begin(), windows_.end(), [data](const Window& one) {
+    const auto* first = static_cast<const std::byte*>(one.memory);
+    return data >= first && data < first + one.bytes;
+  });
 }
 
 // After an abort: whether the operations that had started are over.

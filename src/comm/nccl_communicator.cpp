@@ -35,6 +35,8 @@ class DeviceBytes {
   void* data_ = nullptr;
 };
 
+constexpr size_t kGatherGranule = 16;
+
 class NcclCommunicator final : public FrontCommunicator {
  public:
   NcclCommunicator(CommInfo comm_info, const Bootstrap& boot)
@@ -50,6 +52,7 @@ class NcclCommunicator final : public FrontCommunicator {
 
  protected:
   Ticket issue(Op op, cuda::StreamView stream) override {
+    check_gather(op, stream);
     if (grouping_) {
       join_group(op, stream);
       core_->call(op, stream);
@@ -59,6 +62,20 @@ class NcclCommunicator final : public FrontCommunicator {
     core_->call(op, stream);
     core_->finish(*record, stream);
     return Ticket(std::move(record));
+  }
+
+  // What NCCL 2.28 does wrong in registered memory (seen on two H200).
+  void check_gather(const Op& op, cuda::StreamView stream) const {
+    if (op.sig.kind != OpKind::AllGather || !core_ || !core_->in_window(op.out)) return;
+    const auto who = [&] { return fmt::format("all_gather '{}' on communicator '{}'", op.label, name()); };
+    FSDPP_ENFORCE(op.in_bytes() % kGatherGranule == 0, UsageError,
+                  "{}: expected a multiple of {} bytes of each rank in registered memory, got {}: NCCL gathers others wrongly. Try: pad "
+                  "the parts, or memory that is not from allocate()",
+                  who(), kGatherGranule, op.in_bytes());
+    FSDPP_ENFORCE(!info().options.copy_engine || !stream.is_capturing(), UsageError,
+                  "{}: a gather by copy engines can't be captured in a CUDA graph by NCCL. Try: symmetric buffers without "
+                  "copy_engine_gathers (CommunicatorOptions::copy_engine)",
+                  who());
   }
 
   void issue_barrier(Op op) override {

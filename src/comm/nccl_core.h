@@ -40,6 +40,8 @@ class NcclCore final : public Watched, public std::enable_shared_from_this<NcclC
   [[nodiscard]] bool drop_window(void* memory) noexcept;
   /// Equal on all ranks if they registered and freed the same windows.
   [[nodiscard]] int64_t registrations() const noexcept;
+  /// Whether it lies in registered memory.
+  [[nodiscard]] bool in_window(const void* data) const noexcept;
 
   // Watched
   [[nodiscard]] const std::string& key() const noexcept override { return key_; }
@@ -81,6 +83,7 @@ class NcclCore final : public Watched, public std::enable_shared_from_this<NcclC
   std::atomic<int> calls_{0};  // threads inside NCCL with the handle
   struct Window {
     void* memory;
+    size_t bytes;
     ncclWindow_t window;
     uint64_t id;
   };

@@ -129,6 +129,7 @@ class FSDPP_API Communicator {
   /// run by kernels that need fewer thread blocks and sum in fp32, or by copy engines (CommunicatorOptions). Where that can't be
   /// (ranks on several hosts, GPUs without peer access, NCCL_WIN_ENABLE=0, NCCL_CUMEM_ENABLE=0, not NCCL) it is plain memory, and
   /// one warning says why.
+  /// A gather in registered memory takes multiples of 16 bytes of each rank (else UsageError: NCCL 2.28 gets others wrong).
   /// Collective, blocks the host until all ranks are here; not inside a group or a stream capture. CommError{Mismatch} on every rank,
   /// naming ranks and sizes, when they ask for different ones; CommError{Backend} on every rank when one has no memory left.
   /// Lifetime: the memory may outlive the communicator (the registration ends with it). Free it when no operation uses it, and in

@@ -111,6 +111,39 @@ TEST(NcclBuffers, KernelsOrCopyEnginesThenEveryValueIsThere) {
     }
 }
 
+// Without asking whether symmetric kernels will use it: NCCL registers and forgets memory, in order.
+std::shared_ptr<comm::Communicator> registering_communicator(const std::string& name) {
+  auto& world = the_world();
+  comm::CommInfo info{name, {}, world.rank(), world.device(), std::chrono::seconds(60)};
+  for (int r = 0; r < world.size(); ++r) info.ranks.push_back(r);
+  info.assume_windows = true;
+  const std::shared_ptr<comm::Store> store(&world.store(), [](auto*) {});
+  return comm::make_nccl_communicator(info, {store, name, "127.0.0.1", std::chrono::seconds(60)});
+}
+
+/// NCCL refuses parts that are no multiple of 16 bytes there, before anything is sent.
+bool is_registered(comm::Communicator& comm, const InPlace& buffers) {
+  const cuda::Stream own(comm.device());
+  const comm::ConstBuffer odd{buffers.whole.data_ptr(), 1, at::kFloat};
+  if (comm.size() == 1) return false;
+  try {
+    comm.all_gather({buffers.whole.data_ptr(), comm.size()}, odd, own).wait_host();
+    return false;
+  } catch (const UsageError&) {
+    return true;
+  }
+}
+
+TEST(NcclBuffers, PartsThatAreNoMultipleOf16BytesThenUsageErrorAndStillUsable) {
+  if (the_world().size() == 1) GTEST_SKIP() << "nobody to register for";
+  const auto comm = registering_communicator("odd");
+  const InPlace buffers(*comm, 4096);
+  EXPECT_TRUE(is_registered(*comm, buffers));
+  buffers.fill(3);
+  buffers.run(cuda::current_stream(the_world().device()));
+  buffers.expect(3);
+}
+
 TEST(NcclBuffers, OperationsAreCapturedThenReplaysTakeNewValues) {
   const auto device = the_world().device();
   for (const bool engines : {false, true}) {
@@ -121,12 +154,19 @@ TEST(NcclBuffers, OperationsAreCapturedThenReplaysTakeNewValues) {
     main.view().wait(cuda::current_stream(device));
     buffers.run(main);
     main.view().synchronize();
+    const bool refuses = engines && is_registered(*comm, buffers);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     ASSERT_EQ(cudaStreamBeginCapture(main.view().handle(), cudaStreamCaptureModeGlobal), cudaSuccess);
     if (comm->size() > 1) {
       const cuda::StreamGuard guard(main.view());
       EXPECT_THROW((void)comm->allocate(64), UsageError) << "inside a capture";
+    }
+    if (refuses) {
+      EXPECT_THROW(buffers.run(main), UsageError);
+      ASSERT_EQ(cudaStreamEndCapture(main.view().handle(), &graph), cudaSuccess);
+      cudaGraphDestroy(graph);
+      continue;
     }
     buffers.run(main);
     ASSERT_EQ(cudaStreamEndCapture(main.view().handle(), &graph), cudaSuccess);
@@ -142,16 +182,6 @@ TEST(NcclBuffers, OperationsAreCapturedThenReplaysTakeNewValues) {
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
   }
-}
-
-// Without asking whether symmetric kernels will use it: NCCL registers and forgets memory, in order.
-std::shared_ptr<comm::Communicator> registering_communicator(const std::string& name) {
-  auto& world = the_world();
-  comm::CommInfo info{name, {}, world.rank(), world.device(), std::chrono::seconds(60)};
-  for (int r = 0; r < world.size(); ++r) info.ranks.push_back(r);
-  info.assume_windows = true;
-  const std::shared_ptr<comm::Store> store(&world.store(), [](auto*) {});
-  return comm::make_nccl_communicator(info, {store, name, "127.0.0.1", std::chrono::seconds(60)});
 }
 
 TEST(NcclBuffers, MemoryIsRegisteredThenItIsUsedFreedAndOutlivesTheCommunicator) {
