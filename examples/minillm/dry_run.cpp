@@ -44,8 +44,9 @@ fsdpp::UnitMemory unit_memory(const Options& options, const fsdpp::shard::Plan& 
   fsdpp::UnitMemory memory;
   memory.shard_bytes = memory.sharded_gradient_bytes = kFp32 * plan.slice_numel;
   memory.cast_shard_bytes = keeps_cast ? width * plan.slice_numel : 0;
+  memory.reserves_slots = options.symmetric_buffers && on_wire;
   const auto taken = [&](int64_t bytes) {  // registered memory comes in multiples
-    const auto granule = options.symmetric_buffers && options.cuda && on_wire ? fsdpp::comm::kRegisteredGranule : 1;
+    const auto granule = memory.reserves_slots && options.cuda ? fsdpp::comm::kRegisteredGranule : 1;
     return (bytes + granule - 1) / granule * granule;
   };
   memory.gathered_bytes = on_wire || (width != kFp32 && !keeps_cast) ? taken(width * plan.total_numel()) : 0;

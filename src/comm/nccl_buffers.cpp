@@ -96,12 +96,15 @@ bool NcclCore::drop_window(void* memory) noexcept {
     if (it == windows_.end()) return true;
     window = it->window;
   }
+  ncclComm_t handle = nullptr;
   try {
-    (void)ncclCommWindowDeregister(enter(), window);
+    handle = enter();
   } catch (...) {  // the communicator has failed
     return false;
   }
+  if (handle != nullptr) (void)ncclCommWindowDeregister(handle, window);
   --calls_;
+  if (handle == nullptr) return false;  // it is being destroyed, and takes too long
   std::lock_guard lock(windows_mutex_);
   std::erase_if(windows_, is_it);
   return true;

@@ -58,7 +58,10 @@ class Meeting {
           return decide(fmt::format("{}{}{}", kConfig, kField, wrong));
       }
       if (roll_.complete()) return decide(kOk);
-      if (Clock::now() >= deadline_) return decide(timeout_text());
+      if (Clock::now() >= deadline_) {
+        read_all_after(read);
+        return decide(timeout_text());
+      }
       backoff.pause();
     }
   }
@@ -75,12 +78,17 @@ class Meeting {
         return number_ > self_.world_size && *verdict == kOk ? late_text() : *verdict;
       // The leader's time runs out before ours; a moment more for its verdict to arrive.
       if (Clock::now() >= deadline_ + std::chrono::milliseconds(500)) {
-        for (int64_t i = 1, n = store_.add(kArrivals, 0); i <= n; ++i)
-          if (auto text = store_.try_get(arrival_key(i))) (void)roll_.add(Arrival::decode(*text));
+        read_all_after(0);
         return timeout_text();
       }
       backoff.pause();
     }
+  }
+
+  // A process may have died between being counted and saying who it is; others came after it.
+  void read_all_after(int64_t read) {
+    for (int64_t i = read + 1, n = store_.add(kArrivals, 0); i <= n; ++i)
+      if (auto text = store_.try_get(arrival_key(i))) (void)roll_.add(Arrival::decode(*text));
   }
 
   std::string timeout_text() const {

@@ -68,6 +68,10 @@ void CommContext::settle_host_access() {
 }
 
 void CommContext::set_reduce_buffers(int count) {
+  FSDPP_ENFORCE(!slots_reserved_ || count == reduce_buffers_, UsageError,
+                "set_reduce_scatter_max_input_buffers: symmetric buffers were made in the first forward, for {}; got {}. Try: call it "
+                "before the first forward",
+                reduce_buffers_, count);
   reduce_buffers_ = count;
   gradient_pool_.set_slots(count);
 }

@@ -138,6 +138,7 @@ class CommContext : public std::enable_shared_from_this<CommContext> {
   StepCheck step_check_;
   std::vector<std::pair<std::weak_ptr<Unit>, size_t>> checked_units_;  ///< with their numbers of parameters
   int reduce_buffers_ = 1;
+  bool slots_reserved_ = false;  ///< by reserve_slots
   int64_t iterations_ = 0, ticks_ = 0;
   int forward_depth_ = 0, model_checks_ = 0;
   bool is_last_backward_ = true;

@@ -22,15 +22,24 @@ constexpr int kNear = static_cast<int>(engine::SlotPool::kLongAgo) + 1;
 struct SlotUse {
   int kept = 0, passing = 0;
   int alone = 0, in_ring = 0;  ///< slots at once: one for each kept so far and the unit itself; and those in use or too recent besides
-  bool near = false;
+  bool near = false, reserved = false;
   std::optional<int> last_passing;
-  void add(int place, bool keeps) {
+  void add(int place, bool keeps, bool reserves) {
+    reserved = reserved || reserves;
     const bool follows = last_passing && place - *last_passing <= kNear;
     near = near || follows;
     alone = std::max(alone, kept + 1);
     in_ring = std::max(in_ring, kept + (follows ? engine::SlotPool::kSlots : 1));
     ++(keeps ? kept : passing);
     if (!keeps) last_passing = place;
+  }
+  [[nodiscard]] int gathered(bool ahead) const {
+    if (reserved) return kept + std::min(passing, engine::SlotPool::kSlots);
+    return ahead ? in_ring : alone;
+  }
+  [[nodiscard]] int gradients(bool accumulates, int at_once) const {
+    if (accumulates) return kept + passing;
+    return kept + std::min(passing, near || reserved ? at_once : 1);
   }
 };
 
@@ -53,14 +62,14 @@ MemoryFormula memory_formula(std::span<const UnitMemory> units, bool accumulates
     ++staging[u.staging_bytes];
     ++staging[u.gradient_staging_bytes];
     gradient_slots = std::max(gradient_slots, u.gradient_slots);
-    gathered[u.gathered_bytes].add(place, u.keeps_gathered);
-    if (u.reduces_on_wire || accumulates) gradients[u.gradient_bytes].add(place, /*keeps=*/false);
+    gathered[u.gathered_bytes].add(place, u.keeps_gathered, u.reserves_slots);
+    if (u.reduces_on_wire || accumulates) gradients[u.gradient_bytes].add(place, u.holds_gradient, u.reserves_slots);
     ahead = ahead || u.gathers_ahead;
     ++place;
   }
   m.sharded_gradients += slot_bytes(sharded_gradients, engine::SlotPool::kSlots);
-  for (auto& [size, use] : gathered) m.gathered += size * (ahead ? use.in_ring : use.alone);
-  for (auto& [size, use] : gradients) m.gradients += size * (accumulates ? use.passing : use.near ? std::min(use.passing, gradient_slots) : 1);
+  for (auto& [size, use] : gathered) m.gathered += size * use.gathered(ahead);
+  for (auto& [size, use] : gradients) m.gradients += size * use.gradients(accumulates, gradient_slots);
   m.staging = slot_bytes(staging, engine::SlotPool::kSlots);
   return m;
 }

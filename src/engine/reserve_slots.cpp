@@ -9,10 +9,20 @@
 namespace fsdpp::engine {
 namespace {
 
-/// Buffers of one size: those that are kept beside all others, and those that take turns.
+/// Buffers of one size: those that are kept beside all others, those that take turns, and how many of those are of one unit, at most.
 struct Demand {
-  int kept = 0, in_turn = 0;
+  int kept = 0, in_turn = 0, of_a_unit = 0;
+  [[nodiscard]] int slots(int units_at_once) const { return kept + std::min(in_turn, units_at_once * of_a_unit); }
 };
+using Demands = std::map<int64_t, Demand>;
+
+void add(Demands& demands, const std::map<int64_t, int>& count_of_size, bool keeps) {
+  for (const auto& [bytes, count] : count_of_size) {
+    auto& demand = demands[bytes];
+    (keeps ? demand.kept : demand.in_turn) += count;
+    if (!keeps) demand.of_a_unit = std::max(demand.of_a_unit, count);
+  }
+}
 
 // As memory_formula counts: gathered while other units inside it run.
 bool keeps_gathered(Unit& unit, bool is_root) {
@@ -23,19 +33,21 @@ bool keeps_gathered(Unit& unit, bool is_root) {
 
 void CommContext::reserve_slots(const std::vector<Unit*>& units) {
   if (!symmetric_buffers()) return;
-  std::map<int64_t, Demand> gathered, gradients;
+  Demands gathered, gradients;
   for (auto* unit : units) {
     if (&unit->context() != this) continue;
-    const bool keeps = keeps_gathered(*unit, unit == units.front());
+    std::map<int64_t, int> own_gathered, own_gradients;
     for (auto& b : unit->buffers()) {
       if (b->gathered_bytes() == 0) continue;
-      auto& demand = gathered[gathered_pool_.rounded(b->gathered_bytes())];
-      ++(keeps ? demand.kept : demand.in_turn);
-      if (b->trains() && c10::isFloatingType(b->config().dtype)) ++gradients[gradient_pool_.rounded(b->gradient_bytes())].in_turn;
+      ++own_gathered[gathered_pool_.rounded(b->gathered_bytes())];
+      if (b->trains() && c10::isFloatingType(b->config().dtype)) ++own_gradients[gradient_pool_.rounded(b->gradient_bytes())];
     }
+    add(gathered, own_gathered, keeps_gathered(*unit, unit == units.front()));
+    add(gradients, own_gradients, unit->reduces_unused());  // holds it until all ranks reduce
   }
-  for (auto& [bytes, demand] : gathered) gathered_pool_.reserve(bytes, demand.kept + std::min(demand.in_turn, SlotPool::kSlots));
-  for (auto& [bytes, demand] : gradients) gradient_pool_.reserve(bytes, std::min(demand.in_turn, reduce_buffers_));
+  for (auto& [bytes, demand] : gathered) gathered_pool_.reserve(bytes, demand.slots(SlotPool::kSlots));
+  for (auto& [bytes, demand] : gradients) gradient_pool_.reserve(bytes, demand.slots(reduce_buffers_));
+  slots_reserved_ = true;
 }
 
 }  // namespace fsdpp::engine

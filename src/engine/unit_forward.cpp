@@ -66,6 +66,7 @@ void Unit::take_back(bool will_backward) {
 void Unit::abandon_forward() {
   lent_ = 0;
   to_run_.clear();
+  group_wants_backward_ = false;
   release_accumulators();
   for (auto& weak : borrowed_)
     if (auto owner = weak.lock()) owner->abandon_forward();

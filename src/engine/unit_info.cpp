@@ -63,6 +63,8 @@ UnitMemory Unit::memory(bool as_root) const {
   m.keeps_gathered = m.keeps_gathered || modules_.size() > 1;  // while other units run between its modules
   m.gradient_slots = context_->reduce_buffers();
   m.gathers_ahead = context_->gathers_apart();
+  m.reserves_slots = context_->symmetric_buffers();
+  m.holds_gradient = reduces_unused_;
   m.steps_in_backward = steps_in_backward();
   m.reduces_on_wire = context_->reduces_on_wire() || writes_host_memory();
   for (auto& b : buffers_) {

@@ -40,8 +40,8 @@ struct WorldOptions {
 
 /// How NCCL runs the operations of one communicator; other back ends take no notice. Equal on all ranks.
 struct CommunicatorOptions {
-  /// Gathers between buffers of Communicator::allocate by the GPUs' copy engines: no thread block is taken from computation. Not on
-  /// CUDA's default stream, and not inside a stream capture (UsageError: NCCL can't).
+  /// Gathers between buffers of Communicator::allocate by the GPUs' copy engines: no thread block is taken from computation. Not
+  /// inside a stream capture (UsageError: NCCL can't), nor on CUDA's default stream.
   bool copy_engine = false;
   /// Thread blocks that an operation's kernel may take, at most; 0: as NCCL likes.
   int max_ctas = 0;

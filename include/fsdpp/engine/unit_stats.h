@@ -30,17 +30,21 @@ struct UnitMemory {
   int64_t gradient_staging_bytes = 0;  ///< for a reduction into offloaded gradients
   int gradient_slots = 1;              ///< gradient buffers of one size in use at once, at most
   bool gathers_ahead = true;           ///< the next unit is gathered while this one is used; not on one rank that offloads nothing
+  bool reserves_slots = false;         ///< symmetric buffers on several ranks: all slots are made in the first forward
+  bool holds_gradient = false;         ///< its gradient buffer waits for units that come later: unused parameters are reduced too
   int64_t host_bytes = 0;              ///< offloaded parameters and gradients
 };
 
-/// Bytes that the engine holds on one rank's device when training a model, at most. Activations, unsharded gradients that autograd
+/// Bytes that the engine holds on one rank's device when training a model whose units run in their order, forward and back. A unit that
+/// is gathered again right after it was resharded (the last one of forward, unless it stays gathered) may take one slot more, where it is
+/// far from the others of its size. Activations, unsharded gradients that autograd
 /// holds until their unit is reduced, and optimizer state come on top.
 struct MemoryFormula {
   int64_t shards = 0;             ///< sum of shard_bytes
   int64_t cast_shards = 0;        ///< sum of cast_shard_bytes
   int64_t sharded_gradients = 0;  ///< sum of sharded_gradient_bytes; of units that step in backward at most 2 of each size
   int64_t gathered = 0;           ///< slots: every unit that keeps its own, and for each size of the others 2; 1 where nothing is gathered ahead,
-                                  ///< or for units that are far apart (three others between them)
+                                  ///< or for units that are far apart (three others between them), if nothing is reserved
   int64_t gradients = 0;          ///< slots: likewise for gradient_bytes (gradient_slots in place of 2); none on one rank that does not accumulate
   int64_t staging = 0;            ///< slots through which offloaded memory is copied, at most 2 of each size
   int64_t host = 0;               ///< in the host's memory, not part of total(): sum of host_bytes

@@ -114,15 +114,15 @@ TEST(SymmetricBuffersReserved, FirstStepMadeThemThenNoneIsMadeLater) {
   }, options);
 }
 
-/// Two units of different sizes, of which a loss may use one alone.
+/// Two units of one size, of which a loss may use one alone.
 struct ForkImpl : torch::nn::Module {
   ForkImpl() {
-    narrow = register_module("narrow", TinyBlock(7, 15));
-    wide = register_module("wide", TinyBlock(7, 60));
+    left = register_module("left", TinyBlock(7, 15));
+    right = register_module("right", TinyBlock(7, 15));
     fill_parameters(*this, 1);
   }
-  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {narrow(x), wide(x)}; }
-  TinyBlock narrow{nullptr}, wide{nullptr};
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {left(x), right(x)}; }
+  TinyBlock left{nullptr}, right{nullptr};
 };
 FSDPP_MODULE(Fork);
 
@@ -131,13 +131,59 @@ TEST(SymmetricBuffersReserved, RanksUseDifferentUnitsThenBuffersAreThereForAll) 
   run_local_world(2, [&](const std::shared_ptr<World>& world) {
     Fork fork;
     const auto mesh = Mesh::shard(world, "default", kSymmetric);
-    for (auto* block : {&fork->narrow, &fork->wide})
+    for (auto* block : {&fork->left, &fork->right})
       fully_shard(*block, mesh, {.reshard_after_forward = false}).set_reduce_scatter_unused_params(true);
     fully_shard(fork, mesh);
     for (int step = 0; step < 3; ++step) {
       const auto [a, b] = fork(at::ones({1, 7}));
       (world->rank() == 0 ? a : b).sum().backward();
       for (auto& p : fork->parameters()) EXPECT_TRUE(p.grad().defined());
+    }
+  });
+}
+
+TEST(SymmetricBuffersReserved, UnitsOfTwoMeshesThenBuffersOfBothAreMadeInTheFirstForward) {
+  std::atomic<int> allocations = 0;
+  comm::LocalWorldOptions options;
+  options.on_operation = [&](const comm::OperationEvent& e) {
+    allocations += e.label.starts_with("allocate ");
+    return comm::Fault::None;
+  };
+  run_local_world(2, [&](const std::shared_ptr<World>& world) {
+    Fork fork;
+    fully_shard(fork->left, Mesh::shard(world, "experts", kSymmetric));
+    fully_shard(fork, Mesh::shard(world, "default", kSymmetric));
+    (void)fork(at::ones({1, 7}));
+    world->barrier();
+    EXPECT_EQ(allocations, 2 * (2 + 2)) << "to gather and to reduce, by two units on two ranks";
+  }, options);
+}
+
+TEST(SymmetricBuffersReserved, OneUnitOfTheSizeStaysGatheredThenNoMoreThanTheFormula) {
+  run_local_world(2, [&](const std::shared_ptr<World>& world) {
+    auto net = make_tiny_net(1, /*blocks=*/5);
+    const auto mesh = Mesh::shard(world, "default", kSymmetric);
+    for (size_t i = 0; i < net->blocks.size(); ++i) fully_shard(net->blocks[i], mesh, {.reshard_after_forward = i != 4});
+    fully_shard(net, mesh);
+    const auto ids = tokens(1);
+    token_loss(net(ids), ids).backward();
+    const auto formula = memory_formula(*net);
+    EXPECT_EQ(reserved_buffer_bytes(*net), formula.gathered + formula.gradients);
+  });
+}
+
+TEST(SymmetricBuffersReserved, MoreReduceBuffersAfterTheFirstForwardThenUsageError) {
+  run_local_world(2, [&](const std::shared_ptr<World>& world) {
+    auto net = make_tiny_net();
+    shard_tiny_net(net, Mesh::shard(world, "default", kSymmetric));
+    const auto ids = tokens(1);
+    token_loss(net(ids), ids).backward();
+    EXPECT_NO_THROW(unit_of(*net).set_reduce_scatter_max_input_buffers(1));
+    try {
+      unit_of(*net).set_reduce_scatter_max_input_buffers(2);
+      ADD_FAILURE() << "nobody would make them";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("before the first forward"));
     }
   });
 }
