@@ -119,14 +119,13 @@ void Watchdog::beat(const std::vector<std::shared_ptr<Watched>>& all) {
 Peer Watchdog::peer(int rank) {
   Peer peer;
   const auto value = store_->try_get(beat_key(rank));
-  if (!value) return peer;
-  auto& seen = seen_[rank];
-  if (seen.value != *value) seen = {*value, Clock::now()};
+  auto& seen = seen_.try_emplace(rank, "", Clock::now()).first->second;  // one may end before its first
+  if (value && seen.value != *value) seen = {*value, Clock::now()};
   peer.age_s = std::chrono::duration<double>(Clock::now() - seen.since).count();
-  peer.life = *value == kLeft ? Peer::Life::Left : Peer::Life::Alive;
-  if (peer.life == Peer::Life::Alive && options_.dead_after.count() > 0 &&
-      Clock::now() - seen.since > options_.dead_after)
+  if (value) peer.life = *value == kLeft ? Peer::Life::Left : Peer::Life::Alive;
+  if (peer.life != Peer::Life::Left && options_.dead_after.count() > 0 && Clock::now() - seen.since > options_.dead_after)
     peer.life = Peer::Life::Dead;
+  if (!value) return peer;
   const auto records = split(*value, kRecord);
   for (size_t i = 1; i < records.size(); ++i) {
     const size_t cut = records[i].find(kField);
