@@ -1,6 +1,5 @@
 #include "fsdpp/api/step_graph.h"
 
-#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -70,20 +69,16 @@ struct StepGraph::Impl {
     for (auto& p : model.parameters()) p.mutable_grad() = at::Tensor();
   }
 
-  std::vector<std::shared_ptr<engine::CommContext>> contexts() const {
-    std::vector<std::shared_ptr<engine::CommContext>> result;
-    for (auto& unit : units) {
+  void check_units() const {
+    for (auto& unit : units)
       FSDPP_ENFORCE(!unit->offloads(), UsageError,
                     "StepGraph: expected units on the device, got unit '{}' with an offload policy. Try: without StepGraph", unit->name());
-      auto context = unit->context().shared_from_this();
-      if (std::find(result.begin(), result.end(), context) == result.end()) result.push_back(std::move(context));
-    }
-    return result;
   }
 
   void capture() {
     units = engine::find_units(model);
-    used = contexts();
+    check_units();
+    used = engine::contexts_of(units);
     try {
       graph->capture([&] {
         output = step();

@@ -130,13 +130,9 @@ namespace {
 
 // Of all pools of the meshes at or below `module`.
 int64_t sum_over_pools(const torch::nn::Module& module, int64_t (engine::SlotPool::*bytes)() const noexcept) {
-  std::vector<engine::CommContext*> seen;
   int64_t sum = 0;
-  for (auto& u : engine::find_units(module)) {
-    if (std::find(seen.begin(), seen.end(), &u->context()) != seen.end()) continue;
-    seen.push_back(&u->context());
-    for (auto* pool : {&u->context().gathered_pool(), &u->context().gradient_pool(), &u->context().staging_pool()}) sum += (pool->*bytes)();
-  }
+  for (auto& context : engine::contexts_of(engine::find_units(module)))
+    for (auto* pool : {&context->gathered_pool(), &context->gradient_pool(), &context->staging_pool()}) sum += (pool->*bytes)();
   return sum;
 }
 

@@ -98,6 +98,15 @@ std::vector<std::shared_ptr<Unit>> find_units(const torch::nn::Module& module) {
   return units;
 }
 
+std::vector<std::shared_ptr<CommContext>> contexts_of(const std::vector<std::shared_ptr<Unit>>& units) {
+  std::vector<std::shared_ptr<CommContext>> contexts;
+  for (auto& unit : units) {
+    auto context = unit->context().shared_from_this();
+    if (std::find(contexts.begin(), contexts.end(), context) == contexts.end()) contexts.push_back(std::move(context));
+  }
+  return contexts;
+}
+
 std::shared_ptr<Unit> find_unit(const at::Tensor& parameter) {
   auto& r = registry();
   std::shared_lock lock(r.mutex);

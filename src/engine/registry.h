@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -9,6 +10,7 @@ class Module;
 
 namespace fsdpp::engine {
 
+class CommContext;
 class Unit;
 
 /// Which unit a module, or a parameter, belongs to. Units are owned by their parameters (autograd_edges.h), one without
@@ -20,6 +22,9 @@ void register_unit(const std::shared_ptr<Unit>& unit, const std::vector<std::sha
 
 /// All units at or below `module`, in module order, each once.
 [[nodiscard]] std::vector<std::shared_ptr<Unit>> find_units(const torch::nn::Module& module);
+
+/// Of these units, each once, in their order.
+[[nodiscard]] std::vector<std::shared_ptr<CommContext>> contexts_of(const std::vector<std::shared_ptr<Unit>>& units);
 
 /// The unit that manages a parameter, or nullptr.
 [[nodiscard]] std::shared_ptr<Unit> find_unit(const at::Tensor& parameter);

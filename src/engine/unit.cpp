@@ -157,10 +157,7 @@ void Unit::initialise_root() {
     description += unit->describe();
   }
   check_same_model(*context_, description);
-  std::vector<CommContext*> contexts;
-  for (auto* unit : seen)
-    if (std::find(contexts.begin(), contexts.end(), &unit->context()) == contexts.end()) contexts.push_back(&unit->context());
-  for (auto* context : contexts) context->reserve_slots(seen);
+  for (auto& context : contexts_of(find_units(*root))) context->reserve_slots(seen);
   root_initialised_ = true;
 }
 

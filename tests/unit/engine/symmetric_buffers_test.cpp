@@ -93,13 +93,17 @@ TEST_P(SymmetricBuffers, AreUsedThenTrainingHasTheSameBits) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, SymmetricBuffers, testing::Values(1, 2, 3, 4));
 
-TEST(SymmetricBuffersReserved, FirstStepMadeThemThenNoneIsMadeLater) {
-  std::atomic<int> allocations = 0;
+comm::LocalWorldOptions counting_allocations(std::atomic<int>& count) {
   comm::LocalWorldOptions options;
-  options.on_operation = [&](const comm::OperationEvent& e) {
-    allocations += e.label.starts_with("allocate ");
+  options.on_operation = [&count](const comm::OperationEvent& e) {
+    count += e.label.starts_with("allocate ");
     return comm::Fault::None;
   };
+  return options;
+}
+
+TEST(SymmetricBuffersReserved, FirstStepMadeThemThenNoneIsMadeLater) {
+  std::atomic<int> allocations = 0;
   run_local_world(2, [&](const std::shared_ptr<World>& world) {
     auto net = make_tiny_net(1, /*blocks=*/5);
     shard_tiny_net(net, Mesh::shard(world, "default", kSymmetric));
@@ -111,7 +115,7 @@ TEST(SymmetricBuffersReserved, FirstStepMadeThemThenNoneIsMadeLater) {
       EXPECT_EQ(allocations, 2 * (2 + 1 + 2 + 1)) << "two block slots and the root's, to gather and to reduce, on 2 ranks; step " << step;
       world->barrier();
     }
-  }, options);
+  }, counting_allocations(allocations));
 }
 
 /// Two units of one size, of which a loss may use one alone.
@@ -144,11 +148,6 @@ TEST(SymmetricBuffersReserved, RanksUseDifferentUnitsThenBuffersAreThereForAll) 
 
 TEST(SymmetricBuffersReserved, UnitsOfTwoMeshesThenBuffersOfBothAreMadeInTheFirstForward) {
   std::atomic<int> allocations = 0;
-  comm::LocalWorldOptions options;
-  options.on_operation = [&](const comm::OperationEvent& e) {
-    allocations += e.label.starts_with("allocate ");
-    return comm::Fault::None;
-  };
   run_local_world(2, [&](const std::shared_ptr<World>& world) {
     Fork fork;
     fully_shard(fork->left, Mesh::shard(world, "experts", kSymmetric));
@@ -156,7 +155,7 @@ TEST(SymmetricBuffersReserved, UnitsOfTwoMeshesThenBuffersOfBothAreMadeInTheFirs
     (void)fork(at::ones({1, 7}));
     world->barrier();
     EXPECT_EQ(allocations, 2 * (2 + 2)) << "to gather and to reduce, by two units on two ranks";
-  }, options);
+  }, counting_allocations(allocations));
 }
 
 TEST(SymmetricBuffersReserved, OneUnitOfTheSizeStaysGatheredThenNoMoreThanTheFormula) {
