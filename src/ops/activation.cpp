@@ -1,14 +1,12 @@
 #include "fsdpp/ops/activation.h"
 
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/activation.h"
 #include "ops/gradients.h"
 #include "ops/kernel_use.h"
+#include "ops/product.h"
+#include "ops/silu_product.h"
 
 namespace fsdpp::ops {
 namespace {
@@ -16,32 +14,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor activate(const at::Tensor& h, const at::Tensor& up) {
-  auto out = at::empty_like(h);
-  const kernels::SiluArgs args{data_of(out), data_of(h), data_of(up), shard::kernel_dtype(h.scalar_type()), h.numel()};
-  run("silu", h, args, kernels::silu, kernels::silu_cpu);
-  return out;
-}
-
-struct ActivationGradients {
-  at::Tensor h, up, out;
-};
-// `grad_out` becomes the gradient of h.
-ActivationGradients activation_backward(at::Tensor grad_out, const at::Tensor& h, const at::Tensor& up, bool wants_out) {
-  ActivationGradients result{grad_out, up.defined() ? at::empty_like(up) : up, wants_out ? at::empty_like(h) : at::Tensor()};
-  kernels::SiluBackwardArgs args{.grad_out = data_of(grad_out), .h = data_of(h), .up = data_of(up)};
-  args.grad_h = data_of(result.h), args.grad_up = data_of(result.up), args.out = data_of(result.out);
-  args.dtype = shard::kernel_dtype(h.scalar_type()), args.numel = h.numel();
-  run("silu_backward", h, args, kernels::silu_backward, kernels::silu_backward_cpu);
-  return result;
-}
-
 struct ActivatedLinear : torch::autograd::Function<ActivatedLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& h_given, const at::Tensor& weight,
                             const std::optional<at::Tensor>& up_given, const std::optional<at::Tensor>& bias_given) {
     auto h = dense(h_given), up = dense(up_given.value_or(at::Tensor())), bias = bias_given.value_or(at::Tensor());
     context->save_for_backward({h, weight, up, bias});
-    return at::linear(activate(h, up), weight, bias);
+    return linear_product(activate(h, up), weight, bias);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -53,7 +31,7 @@ struct ActivatedLinear : torch::autograd::Function<ActivatedLinear> {
     const bool wants_weight = context->needs_input_grad(1);
     ActivationGradients gradients;
     if (context->needs_input_grad(0) || (up.defined() && context->needs_input_grad(2)))
-      gradients = activation_backward(at::mm(grad, weight).view(h.sizes()), h, up, wants_weight);
+      gradients = activation_gradients(grad, weight, h, up, wants_weight);
     else if (wants_weight)
       gradients.out = activate(h, up);
     auto grad_weight = wants_weight ? linear_weight_gradient(weight, grad, rows_of(gradients.out)) : at::Tensor();

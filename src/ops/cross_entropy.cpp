@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <fmt/ranges.h>
@@ -13,6 +12,7 @@
 #include "ops/destination.h"
 #include "ops/gradients.h"
 #include "ops/kernel_use.h"
+#include "ops/product.h"
 
 namespace fsdpp::ops {
 namespace {
@@ -37,14 +37,11 @@ struct HeadGradients {
 void run_chunk(const at::Tensor& x, const at::Tensor& weight, kernels::CrossEntropyArgs args, at::Tensor logits,
                const HeadGradients& gradients, int64_t begin) {
   const bool wants_x = gradients.x.defined(), wants_weight = gradients.weight.defined();
-  at::mm_out(logits, x, weight.t());
+  product_into(logits, x, weight.t(), /*accumulate=*/false);
   args.logits = data_of(logits), args.dtype = shard::kernel_dtype(x.scalar_type());
   args.rows = logits.size(0), args.vocab = logits.size(1), args.write_gradient = wants_x || wants_weight;
   run("cross_entropy", x, args, kernels::cross_entropy, kernels::cross_entropy_cpu);
-  if (wants_x) {
-    auto out = gradients.x.narrow(0, begin, args.rows);
-    at::mm_out(out, logits, weight);
-  }
+  if (wants_x) product_into(gradients.x.narrow(0, begin, args.rows), logits, weight, /*accumulate=*/false);
   if (wants_weight) product_into(gradients.weight, logits.t(), x, /*accumulate=*/begin > 0);
 }
 

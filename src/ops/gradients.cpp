@@ -1,10 +1,7 @@
 #include "ops/gradients.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
@@ -13,6 +10,7 @@
 #include "kernels/column_sums.h"
 #include "ops/destination.h"
 #include "ops/kernel_use.h"
+#include "ops/product.h"
 
 namespace fsdpp::ops {
 namespace {
@@ -48,26 +46,6 @@ void for_each_part(const at::Tensor& whole, const std::vector<at::Tensor>& grads
 
 at::Tensor rows_of(const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); }
 
-void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate) {
-  at::Tensor target = out;
-  const auto wide = out.scalar_type();
-  if (wide == a.scalar_type()) {
-    if (accumulate)
-      target.addmm_(a, b);
-    else
-      at::mm_out(target, a, b);
-  } else if (out.is_cuda() && wide == at::kFloat) {
-    if (accumulate)
-      at::addmm_out(target, out, a, b, wide);
-    else
-      at::mm_out(target, a, b, wide);
-  } else if (accumulate) {
-    target.add_(at::mm(a.to(wide), b.to(wide)));
-  } else {
-    at::mm_out(target, a.to(wide), b.to(wide));
-  }
-}
-
 void column_sums_into(const at::Tensor& out, const at::Tensor& rows, bool accumulate) {
   if (has_column_sums_kernel(out, rows)) return run_column_sums(out, rows, accumulate);
   auto sums = rows.sum(at::IntArrayRef{0}, /*keepdim=*/false, out.scalar_type());
@@ -92,7 +70,7 @@ std::vector<at::Tensor> split_products(const at::Tensor& x, const at::Tensor& we
   const int64_t rows = weight.size(0) / parts;
   for (int64_t i = 0; i < parts; ++i) {
     auto part_of = [&](const at::Tensor& t) { return t.defined() && parts > 1 ? t.narrow(0, i * rows, rows) : t; };
-    results.push_back(at::linear(x, part_of(weight), part_of(bias)));
+    results.push_back(linear_product(x, part_of(weight), part_of(bias)));
   }
   return results;
 }
@@ -112,9 +90,9 @@ at::Tensor split_input_gradient(at::IntArrayRef sizes, const at::Tensor& weight,
   for_each_part(weight, grads, [&](const at::Tensor& part, const at::Tensor& grad) {
     if (!grad.defined()) return;
     if (sum.defined())
-      sum.addmm_(grad, part);
+      product_into(sum, grad, part, /*accumulate=*/true);
     else
-      sum = at::mm(grad, part);
+      sum = product(grad, part);
   });
   return sum.view(sizes);
 }

@@ -15,9 +15,6 @@ namespace fsdpp::ops {
 /// All leading dimensions as one. A copy only where strides do not allow a view.
 [[nodiscard]] at::Tensor rows_of(const at::Tensor& t);
 
-/// out = a·b, or out += a·b; out may be wider than a and b (fp32 for 16-bit products: summed and stored in fp32).
-void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
-
 /// out = the sums of the columns, or out += them; in out's dtype.
 void column_sums_into(const at::Tensor& out, const at::Tensor& rows, bool accumulate);
 

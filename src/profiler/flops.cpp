@@ -27,6 +27,13 @@ double matmul(const std::vector<Arg>& args, size_t a, size_t b, size_t dims) {
   return 2 * product(*left) * static_cast<double>(right->back());
 }
 
+/// A result of [m, n] first, and at `factor` one of [m, k].
+double own_product(const std::vector<Arg>& args, size_t factor) {
+  const Sizes* out = sizes_at(args, 0, 2);
+  const Sizes* left = sizes_at(args, factor, 2);
+  return out && left ? 2 * product(*out) * static_cast<double>(left->back()) : 0;
+}
+
 int64_t int_at(const std::vector<Arg>& args, size_t i, size_t k, int64_t fallback) {
   if (i >= args.size() || args[i].ints.empty()) return fallback;
   return args[i].ints[std::min(k, args[i].ints.size() - 1)];  // one value stands for all dimensions
@@ -79,6 +86,8 @@ double flops_of(std::string_view op, const std::vector<Arg>& args) {
   if (op == "aten::addmm") return matmul(args, 1, 2, 2);
   if (op == "aten::bmm") return matmul(args, 0, 1, 3);
   if (op == "aten::baddbmm") return matmul(args, 1, 2, 3);
+  if (op == "fsdpp::product") return own_product(args, 1);
+  if (op == "fsdpp::silu_product" || op == "fsdpp::silu_product_backward") return own_product(args, 2);
   if (op == "aten::convolution") return convolution(args);
   if (op == "aten::convolution_backward") return convolution_backward(args);
   if (op.find("scaled_dot_product") == op.npos || op.find("_fused_sdp_choice") != op.npos) return 0;

@@ -19,23 +19,6 @@ Tensors swiglu_exactly(const Tensors& in) {
 const std::vector<std::vector<int64_t>> kShapes = {{1, 1}, {3, 7}, {2, 5, 64}, {1, 1025}, {6}, {0, 8}};
 constexpr int64_t kOut = 5;
 
-// Products of 16-bit numbers: several roundings on the way, the largest of sums counts.
-double tolerance(c10::ScalarType type) { return type == at::kDouble ? 1e-13 : type == at::kFloat ? 3e-6 : 8 * rounding(type); }
-
-void expect_close(const Outcome& got, const Outcome& want, double tolerance) {
-  auto close = [&](const at::Tensor& a, const at::Tensor& b) {
-    if (a.numel() == 0) return a.sizes() == b.sizes();
-    return (in_double(a) - b).abs().max().item<double>() <= tolerance * (b.abs().max().item<double>() + 1e-3);
-  };
-  EXPECT_TRUE(close(got.outputs[0], want.outputs[0]));
-  for (size_t i = 0; i < got.gradients.size(); ++i) EXPECT_TRUE(close(got.gradients[i], want.gradients[i])) << "gradient " << i;
-}
-
-std::vector<int64_t> with_last(std::vector<int64_t> shape, int64_t last) {
-  shape.back() = last;
-  return shape;
-}
-
 TEST(SiluLinear, EqualsLinearOfSilu) {
   for (auto type : kTypes)
     for (auto& shape : kShapes)

@@ -64,6 +64,23 @@ inline void expect_rounded(const Outcome& got, const Outcome& want, double round
     EXPECT_TRUE(is_rounded(got.gradients[i], want.gradients[i], roundings)) << "gradient " << i;
 }
 
+// Products of 16-bit numbers: several roundings on the way, the largest of sums counts.
+inline double tolerance(c10::ScalarType type) { return type == at::kDouble ? 1e-13 : type == at::kFloat ? 3e-6 : 8 * rounding(type); }
+
+inline void expect_close(const Outcome& got, const Outcome& want, double tolerance) {
+  auto close = [&](const at::Tensor& a, const at::Tensor& b) {
+    if (a.numel() == 0) return a.sizes() == b.sizes();
+    return (in_double(a) - b).abs().max().item<double>() <= tolerance * (b.abs().max().item<double>() + 1e-3);
+  };
+  EXPECT_TRUE(close(got.outputs[0], want.outputs[0]));
+  for (size_t i = 0; i < got.gradients.size(); ++i) EXPECT_TRUE(close(got.gradients[i], want.gradients[i])) << "gradient " << i;
+}
+
+inline std::vector<int64_t> with_last(std::vector<int64_t> shape, int64_t last) {
+  shape.back() = last;
+  return shape;
+}
+
 inline at::Tensor random(at::IntArrayRef sizes, c10::ScalarType type, uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed)).to(type);
 }

@@ -7,6 +7,7 @@
 #include "fsdpp/ops/activation.h"
 #include "fsdpp/ops/cross_entropy.h"
 #include "fsdpp/ops/linear.h"
+#include "fsdpp/ops/mlp.h"
 #include "fsdpp/ops/rms_norm.h"
 #include "fsdpp/ops/rms_norm_linear.h"
 #include "support/tiny_models.h"
@@ -42,7 +43,7 @@ struct NetImpl : torch::nn::Module {
   at::Tensor block(const at::Tensor& x) {
     auto [y, sum] = ops::add_rms_norm(mixed(x), x, norm2);
     auto h = ops::linear(y, up);
-    return sum + ops::silu_linear(h, down, bias) + ops::swiglu_linear(ops::linear(y, gate), h, gated_down);
+    return sum + ops::silu_linear(h, down, bias) + ops::swiglu_linear(ops::linear(y, gate), h, gated_down) + ops::silu_mlp(y, gate, gated_down, {}, bias);
   }
   at::Tensor mixed(const at::Tensor& x) {
     if (by != By::NormsAgain) return ops::linear(ops::rms_norm(x, norm1), mix);
@@ -51,7 +52,8 @@ struct NetImpl : torch::nn::Module {
   at::Tensor forward_plain(const at::Tensor& x, const at::Tensor& targets) {
     auto sum = at::linear(at::rms_norm(x, {kDim}, norm1), mix) + x;
     auto y = at::rms_norm(sum, {kDim}, norm2), h = at::linear(y, up);
-    sum = sum + at::linear(at::silu(h), down, bias) + at::linear(at::silu(at::linear(y, gate)) * h, gated_down);
+    sum = sum + at::linear(at::silu(h), down, bias) + at::linear(at::silu(at::linear(y, gate)) * h, gated_down) +
+          at::linear(at::silu(at::linear(y, gate)), gated_down, bias);
     return at::cross_entropy_loss(at::linear(sum, head).flatten(0, -2).to(at::kFloat), targets.flatten());
   }
   By by;

@@ -213,6 +213,8 @@ TEST(Flops, MatrixProductsThenTwicePerMultiplyAdd) {
   EXPECT_EQ(mm({Arg::tensor({3, 5}), Arg::tensor({5, 7})}, "aten::mm"), 2.0 * 3 * 5 * 7);
   EXPECT_EQ(mm({Arg::tensor({7}), Arg::tensor({3, 5}), Arg::tensor({5, 7})}, "aten::addmm"), 2.0 * 3 * 5 * 7);
   EXPECT_EQ(mm({Arg::tensor({2, 3, 5}), Arg::tensor({2, 5, 7})}, "aten::bmm"), 2.0 * 2 * 3 * 5 * 7);
+  EXPECT_EQ(mm({Arg::tensor({3, 7}), Arg::tensor({3, 5}), Arg::tensor({7, 5})}, "fsdpp::product"), 2.0 * 3 * 5 * 7);
+  EXPECT_EQ(mm({Arg::tensor({3, 7})}, "fsdpp::product"), 0);
   EXPECT_EQ(mm({Arg::tensor({3, 5}), Arg::tensor({4, 7})}, "aten::mm"), 0);  // they don't fit
   EXPECT_EQ(mm({}, "aten::mm"), 0);
   EXPECT_EQ(mm({Arg::tensor({3, 5}), Arg::tensor({5, 7})}, "aten::add"), 0);

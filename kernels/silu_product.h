@@ -1,0 +1,41 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+struct CUstream_st;
+
+/// Matrix products with SiLU computed on the tiles of the result, for GPUs of compute capability 9.0, by CUTLASS. Matrices lie dense by
+/// rows, aligned to 16 bytes; `in`, `out` and `width` are multiples of 8. BF16 or F16, summed in fp32, each result rounded once.
+/// What they compute in other words: a product, then kernels::silu or kernels::silu_backward (kernels/activation.h).
+namespace fsdpp::kernels {
+
+/// Whether this build has them: compiled with CUTLASS and for compute capability 9.0.
+[[nodiscard]] bool has_silu_products() noexcept;
+
+/// h = x·weightᵀ, a = silu(h) of the rounded h.
+struct SiluProductArgs {
+  const void* x = nullptr;       ///< [rows, in]
+  const void* weight = nullptr;  ///< [width, in]
+  void* h = nullptr;             ///< [rows, width]
+  void* a = nullptr;             ///< [rows, width]
+  DType dtype = DType::BF16;
+  int64_t rows = 0, in = 0, width = 0;
+};
+/// Returns a cudaError_t. REQUIRES: has_silu_products().
+int silu_product(const SiluProductArgs& args, CUstream_st* stream);
+
+/// grad_h = (grad·weight)·silu'(h), and a = silu(h) once more.
+struct SiluProductBackwardArgs {
+  const void* grad = nullptr;    ///< [rows, out]
+  const void* weight = nullptr;  ///< [out, width]
+  const void* h = nullptr;       ///< [rows, width]
+  void* grad_h = nullptr;        ///< [rows, width]; may be h
+  void* a = nullptr;             ///< [rows, width], or nullptr: not wanted
+  DType dtype = DType::BF16;
+  int64_t rows = 0, out = 0, width = 0;
+};
+int silu_product_backward(const SiluProductBackwardArgs& args, CUstream_st* stream);
+
+}  // namespace fsdpp::kernels

@@ -1,0 +1,172 @@
+#include "ops/cublas_product.h"
+
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cublasLt.h>
+
+#include <map>
+#include <tuple>
+
+#include "base/enforce.h"
+#include "ops/cuda_operator.h"
+#include "ops/matrix.h"
+
+namespace fsdpp::ops {
+namespace {
+
+void check(cublasStatus_t status, const char* call) {
+  FSDPP_ENFORCE(status == CUBLAS_STATUS_SUCCESS, CudaError, "{} failed: {}", call, cublasLtGetStatusString(status));
+}
+
+// -- operands ---------------------------------------------------------------------------------------------------------------------
+
+// A matrix as cuBLAS takes it: columns contiguous, `ld` elements apart, perhaps to be transposed.
+struct Operand {
+  const void* data = nullptr;
+  int64_t rows = 0, columns = 0, ld = 0;
+  bool transposed = false;
+};
+
+// The transpose of `t`, since cuBLAS computes the transposed product.
+Operand operand(const at::Tensor& t) {
+  if (rows_contiguous(t)) return {t.const_data_ptr(), t.size(1), t.size(0), t.stride(0), false};
+  return {t.const_data_ptr(), t.size(0), t.size(1), t.stride(1), true};
+}
+
+bool takes_device(const at::Tensor& t) { return is_half_on_cuda(t) && at::cuda::getDeviceProperties(t.device().index())->major >= 8; }
+bool takes_matrix(const at::Tensor& t) { return t.dim() == 2 && (rows_contiguous(t) || columns_contiguous(t)) && is_aligned(t); }
+
+// -- plans ------------------------------------------------------------------------------------------------------------------------
+
+struct Plan {
+  cublasLtMatmulDescOpaque_t product;
+  cublasLtMatrixLayoutOpaque_t a, b, out;
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace = 0;
+};
+
+struct Key {
+  Operand a, b;  // in cuBLAS' order
+  int64_t ld = 0;
+  cudaDataType in = CUDA_R_16BF, out = CUDA_R_16BF;
+  bool bias = false, accumulate = false;
+  int device = 0;
+
+  [[nodiscard]] auto fields() const {
+    return std::make_tuple(a.rows, a.columns, a.ld, a.transposed, b.rows, b.columns, b.ld, b.transposed, ld, in, out, bias, accumulate, device);
+  }
+  bool operator<(const Key& other) const { return fields() < other.fields(); }
+  [[nodiscard]] uint64_t m() const { return static_cast<uint64_t>(a.transposed ? a.columns : a.rows); }
+  [[nodiscard]] uint64_t n() const { return static_cast<uint64_t>(b.transposed ? b.rows : b.columns); }
+};
+
+cudaDataType data_type(const at::Tensor& t) {
+  if (t.scalar_type() == at::kFloat) return CUDA_R_32F;
+  return t.scalar_type() == at::kHalf ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+template <class T>
+void set(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t what, const T& value) {
+  check(cublasLtMatmulDescSetAttribute(&product, what, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+}
+
+cublasLtMatrixLayoutOpaque_t layout(cudaDataType type, uint64_t rows, uint64_t columns, int64_t ld) {
+  cublasLtMatrixLayoutOpaque_t result;
+  check(cublasLtMatrixLayoutInit(&result, type, rows, columns, ld), "cublasLtMatrixLayoutInit");
+  return result;
+}
+cublasLtMatrixLayoutOpaque_t layout(cudaDataType type, const Operand& of) {
+  return layout(type, static_cast<uint64_t>(of.rows), static_cast<uint64_t>(of.columns), of.ld);
+}
+
+// The first choice of the heuristic within `workspace` bytes; false if there is none.
+bool choose(Plan& plan, size_t workspace) {
+  cublasLtMatmulPreferenceOpaque_t preference;
+  check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+  // Partial sums of a split k are added in fp32.
+  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  check(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions),
+        "cublasLtMatmulPreferenceSetAttribute");
+  check(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
+        "cublasLtMatmulPreferenceSetAttribute");
+  cublasLtMatmulHeuristicResult_t found;
+  int count = 0;
+  const auto status = cublasLtMatmulAlgoGetHeuristic(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &plan.a, &plan.b, &plan.out,
+                                                     &plan.out, &preference, 1, &found, &count);
+  if (status != CUBLAS_STATUS_SUCCESS || count == 0) return false;
+  plan.algorithm = found.algo, plan.workspace = found.workspaceSize;
+  return true;
+}
+
+// More tiles than processors: then cuBLAS' tiles are handed out through a counter in the workspace, which a memset clears before each
+// product, unless there is no workspace. As fast without, and 2 µs of idle GPU less for each.
+bool has_many_tiles(const Key& key) {
+  constexpr uint64_t kTile = 128 * 256;
+  return key.m() * key.n() > kTile * static_cast<uint64_t>(at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(key.device))->multiProcessorCount);
+}
+
+Plan make_plan(const Key& key) {
+  Plan plan;
+  check(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+  set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, key.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, key.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (key.bias) set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  plan.a = layout(key.in, key.a), plan.b = layout(key.in, key.b), plan.out = layout(key.out, key.m(), key.n(), key.ld);
+  const bool found = (has_many_tiles(key) && choose(plan, 0)) || choose(plan, at::cuda::getCUDABlasLtWorkspaceSize());
+  FSDPP_ENFORCE(found, CudaError, "cuBLASLt knows no algorithm for the product of [{}, {}] and [{}, {}]", key.b.rows, key.b.columns, key.a.rows,
+                key.a.columns);
+  return plan;
+}
+
+// Of each thread its own. Forgotten when there are too many, as with batches of ever new sizes.
+const Plan& plan_of(const Key& key) {
+  constexpr size_t kMost = 1024;
+  thread_local std::map<Key, Plan> plans;
+  if (auto known = plans.find(key); known != plans.end()) return known->second;
+  if (plans.size() >= kMost) plans.clear();
+  return plans.emplace(key, make_plan(key)).first->second;
+}
+
+// -- the operator -----------------------------------------------------------------------------------------------------------------
+
+void launch(Plan plan, const Key& key, const at::Tensor& out, const void* bias) {
+  if (bias) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  const float one = 1, beta = key.accumulate ? 1 : 0;
+  void* result = out.mutable_data_ptr();
+  void* workspace = plan.workspace > 0 ? at::cuda::getCUDABlasLtWorkspace() : nullptr;
+  check(cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &one, key.a.data, &plan.a, key.b.data, &plan.b, &beta, result, &plan.out,
+                       result, &plan.out, &plan.algorithm, workspace, plan.workspace, c10::cuda::getCurrentCUDAStream(out.device().index())),
+        "cublasLtMatmul");
+}
+
+void run_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias, bool b_transposed, bool accumulate) {
+  const c10::cuda::CUDAGuard guard(out.device());
+  Key key{.a = operand(b), .b = operand(a), .ld = out.stride(0), .in = data_type(a), .out = data_type(out)};
+  if (b_transposed) key.a.transposed = !key.a.transposed;
+  key.bias = bias.has_value(), key.accumulate = accumulate, key.device = out.device().index();
+  launch(plan_of(key), key, out, bias ? bias->const_data_ptr() : nullptr);
+}
+
+}  // namespace
+
+bool cublas_takes(const CublasProduct& call) {
+  const auto &out = call.out, &a = call.a, &b = call.b, &bias = call.bias;
+  const bool wide = out.scalar_type() == at::kFloat && out.device() == a.device() && out.numel() > 0;
+  return takes_device(a) && is_like(b, a) && a.numel() > 0 && (wide || is_like(out, a)) && takes_matrix(a) && takes_matrix(b) &&
+         out.dim() == 2 && rows_contiguous(out) && is_aligned(out) &&
+         (!bias.defined() || (is_like(bias, out) && bias.is_contiguous() && is_aligned(bias)));
+}
+
+bool cublas_takes_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return takes_device(x) && x.dim() >= 1 && x.numel() > 0 && is_like(weight, x) && x.is_contiguous() && is_aligned(x) && takes_matrix(weight) &&
+         x.size(-1) == weight.size(1) && weight.size(1) * weight.element_size() % 16 == 0 && weight.size(0) * weight.element_size() % 16 == 0 &&
+         (!bias.defined() || (is_like(bias, x) && bias.is_contiguous() && is_aligned(bias)));
+}
+
+void cublas_product(const CublasProduct& call) {
+  const auto bias = call.bias.defined() ? std::make_optional(call.bias) : std::nullopt;
+  static const auto run = register_cuda_operator<&run_product>("product", "(Tensor(a!) out, Tensor a, Tensor b, Tensor? bias, bool b_transposed, bool accumulate) -> ()");
+  run.call(call.out, call.a, call.b, bias, call.b_transposed, call.accumulate);
+}
+
+}  // namespace fsdpp::ops
