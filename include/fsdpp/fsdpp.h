@@ -13,6 +13,7 @@
 #include "fsdpp/comm/mesh.h"
 #include "fsdpp/comm/world.h"
 #include "fsdpp/ops/activation.h"
+#include "fsdpp/ops/attention.h"
 #include "fsdpp/ops/cross_entropy.h"
 #include "fsdpp/ops/linear.h"
 #include "fsdpp/ops/rms_norm.h"
