@@ -2,18 +2,18 @@
 # Brings the pinned wheels from PyPI with pip and unpacks them side by side into SITE, as a Python installation would have
 # them, so that LibTorch's own RPATH finds NVIDIA's libraries. SITE appears in one step or not at all, and several configure
 # runs at once download once. CPU: three wheels, 543 MB, of which only what a C++ program needs is unpacked.
-# KIND=cudnn-frontend: the headers of that wheel of this VERSION instead, 12 MB.
+# KIND=headers: of the wheel WHEEL of this VERSION what matches PATTERN instead.
 cmake_minimum_required(VERSION 3.25)
 
 set(_what "LibTorch ${VERSION} (${KIND})")
 set(_pip_options)
 # On x86-64 PyPI has the CUDA build alone; its libtorch_cpu.so needs CUDA's runtime and CUPTI libraries, and no more.
 set(_wheels torch==${VERSION} nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
-if(KIND STREQUAL "cudnn-frontend")
-  set(_what "cudnn-frontend ${VERSION}")
-  set(_wheels nvidia-cudnn-frontend==${VERSION})
-  set(_pip_options --python-version 3.12) # the headers are the same for each, and older Pythons have no wheel
-  set(_header_patterns PATTERNS "include/*" "*.dist-info/*")
+if(KIND STREQUAL "headers")
+  set(_what "${WHEEL} ${VERSION}")
+  set(_wheels ${WHEEL}==${VERSION})
+  set(_pip_options --python-version 3.12) # the headers are the same for each, and older Pythons may have no wheel
+  set(_header_patterns PATTERNS "${PATTERN}" "*.dist-info/*")
 elseif(KIND STREQUAL "cuda") # as torch ${VERSION} and cuda-toolkit 13.0.2 require them
   list(APPEND _wheels nvidia-nccl-cu13==2.28.9 nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5
     nvidia-cublas==13.1.0.3 nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66

@@ -49,8 +49,8 @@ function(_fsdpp_find_cudnn_frontend)
   if(FSDPP_FETCH_TORCH AND NOT _frontend)
     set(_site ${FSDPP_TORCH_CACHE}/cudnn-frontend-${FSDPP_CUDNN_FRONTEND_VERSION})
     if(NOT EXISTS ${_site})
-      execute_process(COMMAND ${CMAKE_COMMAND} -DSITE=${_site} -DKIND=cudnn-frontend -DVERSION=${FSDPP_CUDNN_FRONTEND_VERSION}
-                              -DPYTHON=${FSDPP_PYTHON} -P ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/FetchTorch.cmake)
+      execute_process(COMMAND ${CMAKE_COMMAND} -DSITE=${_site} -DKIND=headers -DWHEEL=nvidia-cudnn-frontend "-DPATTERN=include/*"
+                              -DVERSION=${FSDPP_CUDNN_FRONTEND_VERSION} -DPYTHON=${FSDPP_PYTHON} -P ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/FetchTorch.cmake)
     endif()
     _fsdpp_consider_cudnn_frontend("${_site}/include")
   endif()

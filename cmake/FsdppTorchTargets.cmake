@@ -53,7 +53,7 @@ function(_fsdpp_import name location)
     INTERFACE_COMPILE_DEFINITIONS "${A_DEFINES}" INTERFACE_LINK_OPTIONS "${A_OPTIONS}")
 endfunction()
 
-# fsdpp::c10, fsdpp::torch_cpu; and with `cuda` fsdpp::c10_cuda, fsdpp::torch_cuda, and those that LibTorch loads: fsdpp::nccl, fsdpp::cublaslt.
+# fsdpp::c10, fsdpp::torch_cpu; and with `cuda` fsdpp::c10_cuda, fsdpp::torch_cuda, fsdpp::nccl (the one that LibTorch loads).
 function(fsdpp_import_torch root cuda)
   if(TARGET fsdpp::torch_cpu)
     return()
@@ -85,6 +85,4 @@ function(fsdpp_import_torch root cuda)
   fsdpp_find_beside_torch(${root} _nccl_header nccl/include/nccl.h include/nccl.h)
   cmake_path(GET _nccl_header PARENT_PATH _folder)
   _fsdpp_import(nccl "${_nccl}" INCLUDES ${_folder})
-  fsdpp_find_beside_torch(${root} _cublaslt cu13/lib/libcublasLt.so.13 lib/libcublasLt.so.13)
-  _fsdpp_import(cublaslt "${_cublaslt}" LINKS ${_cudart})
 endfunction()

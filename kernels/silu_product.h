@@ -11,8 +11,10 @@ struct CUstream_st;
 /// What they compute in other words: a product, then kernels::silu or kernels::silu_backward (kernels/activation.h).
 namespace fsdpp::kernels {
 
-/// Whether this build has them: compiled with CUTLASS and for compute capability 9.0.
+/// Whether this build has them: with CUTLASS, and for compute capability 9.0.
 [[nodiscard]] bool has_silu_products() noexcept;
+
+/// Both launchers queue on `stream` and return a cudaError_t: cudaErrorNotSupported without has_silu_products().
 
 /// h = x·weightᵀ, a = silu(h) of the rounded h.
 struct SiluProductArgs {
@@ -23,7 +25,6 @@ struct SiluProductArgs {
   DType dtype = DType::BF16;
   int64_t rows = 0, in = 0, width = 0;
 };
-/// Returns a cudaError_t. REQUIRES: has_silu_products().
 int silu_product(const SiluProductArgs& args, CUstream_st* stream);
 
 /// grad_h = (grad·weight)·silu'(h), and a = silu(h) once more.
@@ -32,7 +33,7 @@ struct SiluProductBackwardArgs {
   const void* weight = nullptr;  ///< [out, width]
   const void* h = nullptr;       ///< [rows, width]
   void* grad_h = nullptr;        ///< [rows, width]; may be h
-  void* a = nullptr;             ///< [rows, width], or nullptr: not wanted
+  void* a = nullptr;             ///< [rows, width]
   DType dtype = DType::BF16;
   int64_t rows = 0, out = 0, width = 0;
 };

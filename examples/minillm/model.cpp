@@ -14,8 +14,10 @@
 #include "fsdpp/api/checkpoint.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/ops/activation.h"
+#include "fsdpp/ops/attention.h"
 #include "fsdpp/ops/cross_entropy.h"
 #include "fsdpp/ops/linear.h"
+#include "fsdpp/ops/mlp.h"
 #include "fsdpp/ops/rms_norm.h"
 #include "fsdpp/ops/rms_norm_linear.h"
 
@@ -26,10 +28,8 @@ torch::nn::Linear linear(int64_t in, int64_t out, bool bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
-std::vector<at::Tensor> products(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t parts, bool fused) {
-  if (fused) return fsdpp::ops::split_linear(x, weight, bias, parts);
-  auto whole = at::linear(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
-  return parts > 1 ? whole.chunk(parts, -1) : std::vector{whole};
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool fused) {
+  return fused ? fsdpp::ops::linear(x, weight, bias) : at::linear(x, weight, bias);
 }
 
 }  // namespace
@@ -49,16 +49,15 @@ std::pair<at::Tensor, at::Tensor> RMSNormImpl::add(const Residual& stream) {
   return {forward(total), total};
 }
 
-std::pair<std::vector<at::Tensor>, at::Tensor> RMSNormImpl::add_then_linear(const Residual& stream, const at::Tensor& to, const at::Tensor& bias,
-                                                                            int64_t parts) {
+std::pair<at::Tensor, at::Tensor> RMSNormImpl::add_then_linear(const Residual& stream, const at::Tensor& to, const at::Tensor& bias) {
   if (!(fused && again)) {
     const auto [normed, total] = add(stream);
-    return {products(normed, to, bias, parts, fused), total};
+    return {product(normed, to, bias, fused), total};
   }
-  fsdpp::ops::RmsNormLinearArgs args{.x = stream.sum, .residual = {}, .norm_weight = weight, .weight = to, .bias = bias, .parts = parts, .eps = {}};
+  fsdpp::ops::RmsNormLinearArgs args{.x = stream.sum, .residual = {}, .norm_weight = weight, .weight = to, .bias = bias, .parts = 1, .eps = {}};
   if (stream.delta) args.x = *stream.delta, args.residual = stream.sum;
   auto result = fsdpp::ops::rms_norm_linear(args);
-  return {std::move(result.parts), result.sum};
+  return {result.parts[0], result.sum};
 }
 
 AttentionImpl::AttentionImpl(const ModelConfig& config) : heads(config.heads), fused(config.fused) {
@@ -70,15 +69,15 @@ AttentionImpl::AttentionImpl(const ModelConfig& config) : heads(config.heads), f
   torch::nn::init::zeros_(out_proj->bias);
 }
 
-at::Tensor AttentionImpl::forward(const at::Tensor& x) { return mix(products(x, in_proj_weight, in_proj_bias, 3, fused)); }
+at::Tensor AttentionImpl::forward(const at::Tensor& x) { return mix(product(x, in_proj_weight, in_proj_bias, fused)); }
 
-// Query, key and value in the order of tokens, each dense: attention reads them as they are, and its result needs no copy either.
-at::Tensor AttentionImpl::mix(const std::vector<at::Tensor>& qkv) {
-  const auto batch = qkv[0].size(0), seq = qkv[0].size(1), dim = qkv[0].size(2);
-  auto by_head = [&](const at::Tensor& t) { return t.view({batch, seq, heads, dim / heads}).transpose(1, 2); };  // (B, H, T, D/H)
-  const auto mixed = at::scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]));
-  const auto joined = mixed.transpose(1, 2).reshape({batch, seq, dim});
-  return fused ? fsdpp::ops::linear(joined, out_proj->weight, out_proj->bias) : out_proj(joined);
+at::Tensor AttentionImpl::mix(const at::Tensor& qkv) {
+  if (fused) return fsdpp::ops::linear(fsdpp::ops::attention(qkv, {.heads = heads}), out_proj->weight, out_proj->bias);
+  const auto batch = qkv.size(0), seq = qkv.size(1), dim = qkv.size(2) / 3;
+  auto parts = qkv.chunk(3, -1);
+  for (auto& t : parts) t = t.view({batch, seq, heads, dim / heads}).transpose(1, 2);  // (B, H, T, D/H)
+  const auto mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
+  return out_proj(mixed.transpose(1, 2).reshape({batch, seq, dim}));
 }
 
 FeedForwardImpl::FeedForwardImpl(const ModelConfig& config) : fused(config.fused) {
@@ -86,7 +85,9 @@ FeedForwardImpl::FeedForwardImpl(const ModelConfig& config) : fused(config.fused
   down = register_module("2", linear(4 * config.dim, config.dim, false));
 }
 
-at::Tensor FeedForwardImpl::forward(const at::Tensor& x) { return after_up(products(x, up->weight, {}, 1, fused)[0]); }
+at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
+  return fused ? fsdpp::ops::silu_mlp(x, up->weight, down->weight) : after_up(up(x));
+}
 
 at::Tensor FeedForwardImpl::after_up(const at::Tensor& h) {
   return fused ? fsdpp::ops::silu_linear(h, down->weight) : down(at::silu(h));
@@ -100,9 +101,14 @@ BlockImpl::BlockImpl(const ModelConfig& config) {
 }
 
 Residual BlockImpl::forward(const Residual& stream) {
-  const auto [qkv, sum] = norm1->add_then_linear(stream, attn->in_proj_weight, attn->in_proj_bias, 3);
-  const auto [up, next] = norm2->add_then_linear({sum, attn->mix(qkv)}, ffn->up->weight, {}, 1);
-  return {next, ffn->after_up(up[0])};
+  const auto [qkv, sum] = norm1->add_then_linear(stream, attn->in_proj_weight, attn->in_proj_bias);
+  const Residual mixed{sum, attn->mix(qkv)};
+  if (norm2->again) {
+    const auto [up, next] = norm2->add_then_linear(mixed, ffn->up->weight, {});
+    return {next, ffn->after_up(up)};
+  }
+  const auto [normed, next] = norm2->add(mixed);
+  return {next, ffn(normed)};
 }
 
 MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) : recompute(config.recompute), fused(config.fused) {

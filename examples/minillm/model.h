@@ -43,13 +43,11 @@ void visit_tensors(Residual& r, F&& f) {
 struct RMSNormImpl : torch::nn::Module {
   explicit RMSNormImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
-  /// {the stream's total normed, then linear, in parts; the total}
-  std::pair<std::vector<at::Tensor>, at::Tensor> add_then_linear(const Residual& stream, const at::Tensor& to, const at::Tensor& bias, int64_t parts);
+  std::pair<at::Tensor, at::Tensor> add(const Residual& stream);  // {the stream's total normed, the total}
+  /// {the stream's total normed, then linear; the total}
+  std::pair<at::Tensor, at::Tensor> add_then_linear(const Residual& stream, const at::Tensor& to, const at::Tensor& bias);
   at::Tensor weight;  // (D)
   bool fused, again;
-
- private:
-  std::pair<at::Tensor, at::Tensor> add(const Residual& stream);
 };
 TORCH_MODULE(RMSNorm);
 
@@ -57,7 +55,7 @@ TORCH_MODULE(RMSNorm);
 struct AttentionImpl : torch::nn::Module {
   explicit AttentionImpl(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
-  at::Tensor mix(const std::vector<at::Tensor>& qkv);  // query, key, value, each (B, T, D): the projected x → (B, T, D)
+  at::Tensor mix(const at::Tensor& qkv);    // (B, T, 3·D): query, key, value, the projected x → (B, T, D)
   int64_t heads;
   bool fused;
   at::Tensor in_proj_weight;  // (3·D, D): query, key, value

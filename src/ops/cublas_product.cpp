@@ -2,21 +2,17 @@
 
 #include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <cublasLt.h>
 
 #include <map>
 #include <tuple>
 
 #include "base/enforce.h"
+#include "ops/cublas_lt.h"
 #include "ops/cuda_operator.h"
 #include "ops/matrix.h"
 
 namespace fsdpp::ops {
 namespace {
-
-void check(cublasStatus_t status, const char* call) {
-  FSDPP_ENFORCE(status == CUBLAS_STATUS_SUCCESS, CudaError, "{} failed: {}", call, cublasLtGetStatusString(status));
-}
 
 // -- operands ---------------------------------------------------------------------------------------------------------------------
 
@@ -67,12 +63,12 @@ cudaDataType data_type(const at::Tensor& t) {
 
 template <class T>
 void set(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t what, const T& value) {
-  check(cublasLtMatmulDescSetAttribute(&product, what, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+  check_cublas(cublas_lt().set_product(&product, what, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
 }
 
 cublasLtMatrixLayoutOpaque_t layout(cudaDataType type, uint64_t rows, uint64_t columns, int64_t ld) {
   cublasLtMatrixLayoutOpaque_t result;
-  check(cublasLtMatrixLayoutInit(&result, type, rows, columns, ld), "cublasLtMatrixLayoutInit");
+  check_cublas(cublas_lt().init_layout(&result, sizeof result, type, rows, columns, ld), "cublasLtMatrixLayoutInit");
   return result;
 }
 cublasLtMatrixLayoutOpaque_t layout(cudaDataType type, const Operand& of) {
@@ -82,16 +78,16 @@ cublasLtMatrixLayoutOpaque_t layout(cudaDataType type, const Operand& of) {
 // The first choice of the heuristic within `workspace` bytes; false if there is none.
 bool choose(Plan& plan, size_t workspace) {
   cublasLtMatmulPreferenceOpaque_t preference;
-  check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+  check_cublas(cublas_lt().init_preference(&preference, sizeof preference), "cublasLtMatmulPreferenceInit");
   // Partial sums of a split k are added in fp32.
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  check(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions),
+  check_cublas(cublas_lt().set_preference(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions),
         "cublasLtMatmulPreferenceSetAttribute");
-  check(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
+  check_cublas(cublas_lt().set_preference(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
         "cublasLtMatmulPreferenceSetAttribute");
   cublasLtMatmulHeuristicResult_t found;
   int count = 0;
-  const auto status = cublasLtMatmulAlgoGetHeuristic(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &plan.a, &plan.b, &plan.out,
+  const auto status = cublas_lt().heuristic(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &plan.a, &plan.b, &plan.out,
                                                      &plan.out, &preference, 1, &found, &count);
   if (status != CUBLAS_STATUS_SUCCESS || count == 0) return false;
   plan.algorithm = found.algo, plan.workspace = found.workspaceSize;
@@ -107,7 +103,7 @@ bool has_many_tiles(const Key& key) {
 
 Plan make_plan(const Key& key) {
   Plan plan;
-  check(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+  check_cublas(cublas_lt().init_product(&plan.product, sizeof plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, key.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, key.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (key.bias) set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
@@ -134,7 +130,7 @@ void launch(Plan plan, const Key& key, const at::Tensor& out, const void* bias) 
   const float one = 1, beta = key.accumulate ? 1 : 0;
   void* result = out.mutable_data_ptr();
   void* workspace = plan.workspace > 0 ? at::cuda::getCUDABlasLtWorkspace() : nullptr;
-  check(cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &one, key.a.data, &plan.a, key.b.data, &plan.b, &beta, result, &plan.out,
+  check_cublas(cublas_lt().matmul(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &one, key.a.data, &plan.a, key.b.data, &plan.b, &beta, result, &plan.out,
                        result, &plan.out, &plan.algorithm, workspace, plan.workspace, c10::cuda::getCurrentCUDAStream(out.device().index())),
         "cublasLtMatmul");
 }

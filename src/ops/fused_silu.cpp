@@ -20,11 +20,10 @@ void run_silu_product(const at::Tensor& h, const at::Tensor& a, const at::Tensor
   launch("silu_product", x, args, kernels::silu_product);
 }
 
-void run_silu_product_backward(const at::Tensor& grad_h, const std::optional<at::Tensor>& a, const at::Tensor& grad, const at::Tensor& weight,
+void run_silu_product_backward(const at::Tensor& grad_h, const at::Tensor& a, const at::Tensor& grad, const at::Tensor& weight,
                                const at::Tensor& h) {
   kernels::SiluProductBackwardArgs args{.grad = data_of(grad), .weight = data_of(weight), .h = data_of(h), .grad_h = data_of(grad_h)};
-  args.a = a ? data_of(*a) : nullptr;
-  args.dtype = shard::kernel_dtype(grad.scalar_type()), args.rows = grad.size(0), args.out = grad.size(1), args.width = h.size(1);
+  args.a = data_of(a), args.dtype = shard::kernel_dtype(grad.scalar_type()), args.rows = grad.size(0), args.out = grad.size(1), args.width = h.size(1);
   launch("silu_product_backward", grad, args, kernels::silu_product_backward);
 }
 
@@ -47,8 +46,8 @@ void fused_silu(const at::Tensor& h, const at::Tensor& a, const at::Tensor& x, c
 
 void fused_silu_backward(const at::Tensor& grad_h, const at::Tensor& a, const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& h) {
   static const auto run = register_cuda_operator<&run_silu_product_backward>(
-      "silu_product_backward", "(Tensor(a!) grad_h, Tensor(b!)? a, Tensor grad, Tensor weight, Tensor h) -> ()");
-  run.call(grad_h, a.defined() ? std::make_optional(a) : std::nullopt, grad, weight, h);
+      "silu_product_backward", "(Tensor(a!) grad_h, Tensor(b!) a, Tensor grad, Tensor weight, Tensor h) -> ()");
+  run.call(grad_h, a, grad, weight, h);
 }
 
 }  // namespace fsdpp::ops

@@ -13,7 +13,7 @@ namespace fsdpp::ops {
 
 /// h = x·weightᵀ, a = silu(h). All of two dimensions and dense. REQUIRES: fused_silu_takes(x, weight, h.size(1)).
 void fused_silu(const at::Tensor& h, const at::Tensor& a, const at::Tensor& x, const at::Tensor& weight);
-/// grad_h = (grad·weight)·silu'(h), a = silu(h); a may be undefined. REQUIRES: fused_silu_takes(grad, weight, h.size(1)), h aligned.
+/// grad_h = (grad·weight)·silu'(h), a = silu(h). REQUIRES: fused_silu_takes(grad, weight, h.size(1)), h aligned.
 void fused_silu_backward(const at::Tensor& grad_h, const at::Tensor& a, const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& h);
 #else
 inline bool fused_silu_takes(const at::Tensor&, const at::Tensor&, int64_t) { return false; }

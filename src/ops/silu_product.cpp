@@ -47,10 +47,10 @@ Activated activated_product(const at::Tensor& x, const at::Tensor& weight, const
 ActivationGradients activation_gradients(const at::Tensor& grad_rows, const at::Tensor& weight, const at::Tensor& h, const at::Tensor& up,
                                          bool wants_out) {
   expect_gathered(weight);
-  if (up.defined() || !is_aligned(h) || !fused_silu_takes(grad_rows, weight, weight.size(1)))
+  if (up.defined() || !wants_out || !is_aligned(h) || !fused_silu_takes(grad_rows, weight, weight.size(1)))
     return activation_backward(product(grad_rows, weight).view(h.sizes()), h, up, wants_out);
-  ActivationGradients result{at::empty_like(h), {}, wants_out ? at::empty_like(h) : at::Tensor()};
-  fused_silu_backward(rows_of(result.h), wants_out ? rows_of(result.out) : result.out, grad_rows, weight, rows_of(h));
+  ActivationGradients result{at::empty_like(h), {}, at::empty_like(h)};
+  fused_silu_backward(rows_of(result.h), rows_of(result.out), grad_rows, weight, rows_of(h));
   return result;
 }
 

@@ -49,9 +49,10 @@ TEST_F(SiluProducts, GiveTheGradientAndTheActivationAgain) {
         const auto h = half({rows, width}, type, 3, 3);
         const auto got = ops::activation_gradients(grad, weight, h, {}, wants_a);
         const auto s = at::sigmoid(in_double(h)), derivative = s * (1 + in_double(h) * (1 - s));
-        EXPECT_TRUE(is_rounded(got.h, at::mm(in_double(grad), in_double(weight)) * derivative, 1.2));
-        EXPECT_EQ(got.out.defined(), wants_a);
-        if (wants_a) EXPECT_TRUE(at::equal(got.out, ops::activate(h, {})));
+        const double roundings = wants_a ? 1.2 : 2.2;  // without it, the product is stored before the activation's kernel
+        EXPECT_TRUE(is_rounded(got.h, at::mm(in_double(grad), in_double(weight)) * derivative, roundings));
+        ASSERT_EQ(got.out.defined(), wants_a);
+        EXPECT_TRUE(!wants_a || at::equal(got.out, ops::activate(h, {})));
       }
 }
 

@@ -1,0 +1,48 @@
+# What kernels/silu_product.h is built with: the headers of NVIDIA's CUTLASS (BSD-3-Clause), for compute capability 9.0 alone. Sets
+# FSDPP_CUTLASS_INCLUDE; empty: built without, and products and activations are separate kernels. They are looked for in
+#   1. FSDPP_CUTLASS_DIR,
+#   2. the folder of LibTorch's Python packages or of FSDPP_PYTHON's, where pip install nvidia-cutlass puts them,
+#   3. the pinned wheel from PyPI (6 MB), in FSDPP_TORCH_CACHE; not with FSDPP_FETCH_TORCH=OFF.
+set(FSDPP_CUTLASS_VERSION 4.2.0.0)
+set(FSDPP_CUTLASS_DIR "" CACHE PATH "Folder of cutlass/cutlass.h; empty: looked for, or downloaded")
+set(FSDPP_CUTLASS_INCLUDE "")
+set(_in_wheel cutlass_library/source/include)
+
+macro(_fsdpp_consider_cutlass folder)
+  if(NOT FSDPP_CUTLASS_INCLUDE AND EXISTS "${folder}/cutlass/version.h")
+    file(STRINGS "${folder}/cutlass/version.h" _lines REGEX "#define CUTLASS_(MAJOR|MINOR) ")
+    if(_lines MATCHES "MAJOR ([0-9]+).*MINOR ([0-9]+)" AND CMAKE_MATCH_1 EQUAL 4)
+      message(STATUS "fsdpp: CUTLASS ${CMAKE_MATCH_1}.${CMAKE_MATCH_2} in ${folder}")
+      set(FSDPP_CUTLASS_INCLUDE "${folder}")
+    else()
+      message(STATUS "fsdpp: passing over the CUTLASS in ${folder}: version 4 is needed")
+    endif()
+  endif()
+endmacro()
+
+if(FSDPP_CUDA AND CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90")
+  if(FSDPP_CUTLASS_DIR)
+    _fsdpp_consider_cutlass("${FSDPP_CUTLASS_DIR}")
+    if(NOT FSDPP_CUTLASS_INCLUDE)
+      message(FATAL_ERROR "FSDPP_CUTLASS_DIR is '${FSDPP_CUTLASS_DIR}', but there is no cutlass/version.h of version 4. Ways out: leave it "
+        "empty; or pip download nvidia-cutlass==${FSDPP_CUTLASS_VERSION}, and its ${_in_wheel}.")
+    endif()
+  endif()
+  _fsdpp_consider_cutlass("${FSDPP_TORCH_SITE}/${_in_wheel}")
+  if(FSDPP_PYTHON AND NOT FSDPP_CUTLASS_INCLUDE)
+    execute_process(COMMAND ${FSDPP_PYTHON} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+                    OUTPUT_VARIABLE _site OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    _fsdpp_consider_cutlass("${_site}/${_in_wheel}")
+  endif()
+  if(FSDPP_FETCH_TORCH AND NOT FSDPP_CUTLASS_INCLUDE)
+    set(_site ${FSDPP_TORCH_CACHE}/cutlass-${FSDPP_CUTLASS_VERSION})
+    if(NOT EXISTS ${_site})
+      execute_process(COMMAND ${CMAKE_COMMAND} -DSITE=${_site} -DKIND=headers -DWHEEL=nvidia-cutlass -DVERSION=${FSDPP_CUTLASS_VERSION}
+                              "-DPATTERN=${_in_wheel}/*" -DPYTHON=${FSDPP_PYTHON} -P ${CMAKE_CURRENT_LIST_DIR}/FetchTorch.cmake)
+    endif()
+    _fsdpp_consider_cutlass("${_site}/${_in_wheel}")
+  endif()
+  if(NOT FSDPP_CUTLASS_INCLUDE)
+    message(STATUS "fsdpp: CUTLASS was not found: products with SiLU in them are left out")
+  endif()
+endif()
