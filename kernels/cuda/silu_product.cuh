@@ -107,7 +107,7 @@ struct Config {
 };
 
 struct Matrices {
-  int m, n, k;
+  int m, n, k, blocks_per_processor;
   const void *a, *b, *read;
   void *result, *aux;
 };
@@ -154,7 +154,7 @@ int run(const Matrices& p, CUstream_st* stream) {
   using C = Config<Element, kBackward>;
   auto arguments = arguments_of<C, Element, kBackward>(p);
   cudaGetDevice(&arguments.hw_info.device_id);
-  arguments.hw_info.sm_count = multiprocessors();
+  arguments.hw_info.sm_count = multiprocessors() * p.blocks_per_processor;
   // Tiles side by side in squares of eight: what they read is found in the second-level cache. The fastest of the orders that were tried.
   using Order = std::remove_cv_t<decltype(arguments.scheduler.raster_order)>;
   arguments.scheduler.raster_order = Order::AlongN;
@@ -173,13 +173,13 @@ int run(const Matrices& p, CUstream_st* stream) {
 template <class Element>
 int launch(const SiluProductArgs& a, CUstream_st* stream) {
   const auto m = static_cast<int>(a.rows), n = static_cast<int>(a.width), k = static_cast<int>(a.in);
-  return silu_products::run<Element, false>({m, n, k, a.x, a.weight, nullptr, a.a, a.h}, stream);
+  return silu_products::run<Element, false>({m, n, k, a.blocks_per_processor, a.x, a.weight, nullptr, a.a, a.h}, stream);
 }
 
 template <class Element>
 int launch(const SiluProductBackwardArgs& a, CUstream_st* stream) {
   const auto m = static_cast<int>(a.rows), n = static_cast<int>(a.width), k = static_cast<int>(a.out);
-  return silu_products::run<Element, true>({m, n, k, a.grad, a.weight, a.h, a.grad_h, a.a}, stream);
+  return silu_products::run<Element, true>({m, n, k, a.blocks_per_processor, a.grad, a.weight, a.h, a.grad_h, a.a}, stream);
 }
 
 }  // namespace fsdpp::kernels

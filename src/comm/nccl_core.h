@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/bootstrap.h"
+#include "comm/collective_use.h"
 #include "comm/front.h"
 #include "comm/nccl_record.h"
 #include "comm/watchdog.h"
@@ -76,6 +77,7 @@ class NcclCore final : public Watched, public std::enable_shared_from_this<NcclC
   const c10::DeviceIndex device_;
   const bool watched_;
   const CommunicatorOptions options_;
+  const CollectiveUse use_;
   std::shared_ptr<Failure> failure_;
   std::shared_ptr<NcclRecordPool> pool_ = std::make_shared<NcclRecordPool>();
   std::mutex handle_mutex_;  // taken only to look at or to take the handle away, never around a call that may block

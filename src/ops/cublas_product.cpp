@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/enforce.h"
+#include "comm/collective_use.h"
 #include "ops/cublas_lt.h"
 #include "ops/cuda_operator.h"
 #include "ops/matrix.h"
@@ -46,10 +47,12 @@ struct Key {
   int64_t ld = 0;
   cudaDataType in = CUDA_R_16BF, out = CUDA_R_16BF;
   bool bias = false, accumulate = false;
+  bool beside_collectives = false;
   int device = 0;
 
   [[nodiscard]] auto fields() const {
-    return std::make_tuple(a.rows, a.columns, a.ld, a.transposed, b.rows, b.columns, b.ld, b.transposed, ld, in, out, bias, accumulate, device);
+    return std::make_tuple(a.rows, a.columns, a.ld, a.transposed, b.rows, b.columns, b.ld, b.transposed, ld, in, out, bias, accumulate,
+                           beside_collectives, device);
   }
   bool operator<(const Key& other) const { return fields() < other.fields(); }
   [[nodiscard]] uint64_t m() const { return static_cast<uint64_t>(a.transposed ? a.columns : a.rows); }
@@ -94,11 +97,13 @@ bool choose(Plan& plan, size_t workspace) {
   return true;
 }
 
-// More tiles than processors: then cuBLAS' tiles are handed out through a counter in the workspace, which a memset clears before each
-// product, unless there is no workspace. As fast without, and 2 µs of idle GPU less for each.
-bool has_many_tiles(const Key& key) {
+// More tiles than multiprocessors. cuBLAS then hands them out through a counter in the workspace, which a memset clears before each product;
+// without a workspace, each multiprocessor has its share from the beginning. That is as fast and leaves the GPU idle for 2 µs less, but
+// where kernels of collectives hold some multiprocessors all wait for their shares: 5 % of a step on two H200.
+bool has_fixed_shares(const Key& key) {
   constexpr uint64_t kTile = 128 * 256;
-  return key.m() * key.n() > kTile * static_cast<uint64_t>(at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(key.device))->multiProcessorCount);
+  const auto* gpu = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(key.device));
+  return !key.beside_collectives && key.m() * key.n() > kTile * static_cast<uint64_t>(gpu->multiProcessorCount);
 }
 
 Plan make_plan(const Key& key) {
@@ -108,7 +113,7 @@ Plan make_plan(const Key& key) {
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, key.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (key.bias) set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
   plan.a = layout(key.in, key.a), plan.b = layout(key.in, key.b), plan.out = layout(key.out, key.m(), key.n(), key.ld);
-  const bool found = (has_many_tiles(key) && choose(plan, 0)) || choose(plan, at::cuda::getCUDABlasLtWorkspaceSize());
+  const bool found = (has_fixed_shares(key) && choose(plan, 0)) || choose(plan, at::cuda::getCUDABlasLtWorkspaceSize());
   FSDPP_ENFORCE(found, CudaError, "cuBLASLt knows no algorithm for the product of [{}, {}] and [{}, {}]", key.b.rows, key.b.columns, key.a.rows,
                 key.a.columns);
   return plan;
@@ -140,6 +145,7 @@ void run_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
   Key key{.a = operand(b), .b = operand(a), .ld = out.stride(0), .in = data_type(a), .out = data_type(out)};
   if (b_transposed) key.a.transposed = !key.a.transposed;
   key.bias = bias.has_value(), key.accumulate = accumulate, key.device = out.device().index();
+  key.beside_collectives = comm::has_collectives();
   launch(plan_of(key), key, out, bias ? bias->const_data_ptr() : nullptr);
 }
 

@@ -2,7 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 /// Products of 16-bit matrices by cuBLASLt, called directly: LibTorch has no call that adds to or stores fp32 and takes a bias, and none
-/// that chooses the schedule of the tiles (see plan_of). An operator of the dispatcher, `fsdpp::product`, so that the use guard and
+/// that chooses the schedule of the tiles (see has_fixed_shares). An operator of the dispatcher, `fsdpp::product`, so that the use guard and
 /// profilers see it.
 namespace fsdpp::ops {
 

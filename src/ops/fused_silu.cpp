@@ -2,6 +2,7 @@
 
 #include <ATen/cuda/CUDAContextLight.h>
 
+#include "comm/collective_use.h"
 #include "kernels/silu_product.h"
 #include "ops/cuda_operator.h"
 #include "ops/kernel_use.h"
@@ -10,7 +11,8 @@ namespace fsdpp::ops {
 namespace {
 
 template <class Args>
-void launch(const char* what, const at::Tensor& on, const Args& args, int (*kernel)(const Args&, CUstream_st*)) {
+void launch(const char* what, const at::Tensor& on, Args args, int (*kernel)(const Args&, CUstream_st*)) {
+  if (comm::has_collectives()) args.blocks_per_processor = 4;  // of 1, 2, 4, 8 the best on two H200: 1.4 % of a step
   shard::run_kernel(what, cuda::current_stream(on.device()), [&](auto stream) { return kernel(args, stream); }, [] {});
 }
 
