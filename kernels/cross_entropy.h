@@ -7,7 +7,7 @@
 namespace fsdpp::kernels {
 
 ///   lse = log Σ_j exp(logits[r, j]);  losses[r] = lse − logits[r, targets[r]]
-///   with write_gradient: logits[r, j] = exp(logits[r, j] − lse) − [j = targets[r]]
+///   with write_gradient: logits[r, j] = (exp(logits[r, j] − lse) − [j = targets[r]]) · *factor
 /// A row whose target is ignore_index has loss and gradient 0; one whose target is outside [0, vocab) has NaN for both.
 struct CrossEntropyArgs {
   void* logits = nullptr;  ///< dense [rows, vocab]
@@ -18,6 +18,7 @@ struct CrossEntropyArgs {
   int64_t vocab = 0;
   int64_t ignore_index = -100;
   bool write_gradient = false;
+  const double* factor = nullptr;  ///< null: 1
 };
 int cross_entropy(const CrossEntropyArgs& args, CUstream_st* stream);
 void cross_entropy_cpu(const CrossEntropyArgs& args);

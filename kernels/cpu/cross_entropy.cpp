@@ -41,6 +41,8 @@ void cross_entropy_row(const CrossEntropyArgs& a, int64_t r, std::vector<C>& row
     if (!a.write_gradient) return;
     for (C& v : row) v = std::exp(v - lse);
     if (inside) row[static_cast<size_t>(target)] -= C(1);
+    const C factor = a.factor ? static_cast<C>(*a.factor) : C(1);
+    for (C& v : row) v *= factor;
   }
   if (a.write_gradient) store(a.logits, a.dtype, r * a.vocab, a.vocab, row.data());
 }

@@ -52,14 +52,15 @@ struct RowView {
 };
 
 template <class T, int N>
-__device__ void write_gradient(T* row, int first, Vec<T, N> x, typename ComputeType<T>::type lse, int target) {
+__device__ void write_gradient(T* row, int first, Vec<T, N> x, typename ComputeType<T>::type lse, int target,
+                               typename ComputeType<T>::type factor) {
   using C = typename ComputeType<T>::type;
   const int hit = target - first;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     C p = Precision<T>::exp(to_compute<C>(x.v[j]) - lse);
     if (j == hit) p -= C(1);
-    from_compute(p, x.v[j]);
+    from_compute(p * factor, x.v[j]);
   }
   store_vec<N>(row + first, x);
 }
@@ -99,7 +100,7 @@ __device__ void fill_row(const RowView<T, N>& row, T value) {
 
 /// Returns the row's loss to all threads. `target` is inside the row.
 template <class T, int N>
-__device__ typename ComputeType<T>::type row_loss(const RowView<T, N>& row, int target, bool gradient) {
+__device__ typename ComputeType<T>::type row_loss(const RowView<T, N>& row, int target, bool gradient, const double* factor_or_null) {
   using C = typename ComputeType<T>::type;
   const RowGroup block(static_cast<int>(blockDim.x));
   const C at_target = to_compute<C>(row.data[target]);
@@ -115,8 +116,9 @@ __device__ typename ComputeType<T>::type row_loss(const RowView<T, N>& row, int 
   part.rescale(max);
   const C lse = max + log(combine_group(block, part.sum, 1, AddOp()));
   if (gradient) {
-    held.use_again(row, [&](int first, const Vec<T, N>& x) { write_gradient(row.data, first, x, lse, target); });
-    if (row.edge >= 0) write_gradient(row.data, row.edge, edge, lse, target);
+    const C factor = factor_or_null ? static_cast<C>(*factor_or_null) : C(1);
+    held.use_again(row, [&](int first, const Vec<T, N>& x) { write_gradient(row.data, first, x, lse, target, factor); });
+    if (row.edge >= 0) write_gradient(row.data, row.edge, edge, lse, target, factor);
   }
   return lse - at_target;
 }
@@ -124,7 +126,7 @@ __device__ typename ComputeType<T>::type row_loss(const RowView<T, N>& row, int 
 template <class T>
 __global__ void __launch_bounds__(kRowThreads, 2)
     cross_entropy_kernel(T* logits, const int64_t* targets, typename ComputeType<T>::type* losses, int64_t rows,
-                         int64_t vocab, int64_t ignore_index, bool gradient) {
+                         int64_t vocab, int64_t ignore_index, bool gradient, const double* factor) {
   using C = typename ComputeType<T>::type;
   constexpr int kVec = vec_length<T>();
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     const int64_t target = targets[r];
     C loss = target == ignore_index ? C(0) : C(NAN);
     if (target != ignore_index && target >= 0 && target < vocab) {
-      loss = row_loss(row, static_cast<int>(target), gradient);
+      loss = row_loss(row, static_cast<int>(target), gradient, factor);
     } else if (gradient) {
       T value;
       from_compute(loss, value);
@@ -171,7 +173,7 @@ int cross_entropy(const CrossEntropyArgs& a, CUstream_st* stream) {
     using C = typename ComputeType<T>::type;
     cross_entropy_kernel<T><<<blocks, threads_for(a.vocab, vec_length<T>()), 0, stream>>>(
         static_cast<T*>(a.logits), a.targets, static_cast<C*>(a.losses), a.rows, a.vocab, a.ignore_index,
-        a.write_gradient);
+        a.write_gradient, a.factor);
     return static_cast<int>(cudaGetLastError());
   });
 }

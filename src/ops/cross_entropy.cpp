@@ -45,9 +45,9 @@ void run_chunk(const at::Tensor& x, const at::Tensor& weight, kernels::CrossEntr
   if (wants_weight) product_into(gradients.weight, logits.t(), x, /*accumulate=*/begin > 0);
 }
 
-// One loss for each row.
+// One loss for each row. `factor`: of the gradients, or null.
 at::Tensor run_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
-                      const LinearCrossEntropyOptions& options, const HeadGradients& gradients) {
+                      const LinearCrossEntropyOptions& options, const HeadGradients& gradients, const double* factor) {
   const auto rows = x.size(0), chunk = chunk_rows(x, rows, options.chunk_rows);
   auto losses = at::empty({rows}, x.options().dtype(compute_type(x)));
   auto logits = at::empty({chunk, weight.size(0)}, x.options());
@@ -56,11 +56,14 @@ at::Tensor run_chunks(const at::Tensor& x, const at::Tensor& weight, const at::T
     const auto count = std::min(chunk, rows - begin);
     kernels::CrossEntropyArgs args{.targets = targets.const_data_ptr<int64_t>() + begin,
                                    .losses = data_of(losses.narrow(0, begin, count))};
-    args.ignore_index = options.ignore_index;
+    args.ignore_index = options.ignore_index, args.factor = factor;
     run_chunk(x.narrow(0, begin, count), weight, args, logits.narrow(0, 0, count), gradients, begin);
   }
   return losses;
 }
+
+// Whether the mean's factor can be in the gradients from the start: fp16 would lose small ones.
+bool scales_early(const at::Tensor& x) { return x.scalar_type() != at::kHalf; }
 
 // {1 / n, 1 / max(n, 1)} for n targets that count.
 at::Tensor mean_factors(const at::Tensor& targets, int64_t ignore_index) {
@@ -88,8 +91,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     HeadGradients gradients;
     if (wants_x) gradients.x = at::empty_like(rows);
     if (wants_weight) gradients.weight = memory_for_sums(weight, compute_type(x));
-    auto losses = run_chunks(rows, weight, targets, options, gradients);
     auto factors = mean_factors(targets, options.ignore_index);
+    auto losses = run_chunks(rows, weight, targets, options, gradients, scales_early(x) ? factors.const_data_ptr<double>() + 1 : nullptr);
     context->save_for_backward({gradients.x, gradients.weight, factors, weight});
     context->saved_data["sizes"] = x.sizes();
     return losses.sum().mul_(factors[0]);
@@ -103,7 +106,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     context->saved_data["spent"] = true;
     const auto saved = context->get_saved_variables();
     const auto &grad_x = saved[0], &grad_weight = saved[1], &weight = saved[3];
-    const auto factor = at::mul(grads[0].to(at::kDouble), saved[2][1]);
+    auto factor = grads[0].to(at::kDouble);
+    if (!scales_early(weight)) factor = at::mul(factor, saved[2][1]);
     variable_list result(6);
     if (context->needs_input_grad(0) && grad_x.defined()) {
       scale(grad_x, factor);
@@ -121,7 +125,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
   static at::Tensor write_weight_gradient(const at::Tensor& weight, const at::Tensor& sum, const at::Tensor& factor) {
     Destination to(weight, sum);
-    if (to.accumulate)
+    if (to.out.is_same_size(sum) && to.out.const_data_ptr() == sum.const_data_ptr())
+      scale(to.out, factor);  // of 1: nothing to do
+    else if (to.accumulate)
       to.out.addcmul_(sum, factor.to(sum.scalar_type()));
     else
       at::mul_out(to.out, sum, factor);

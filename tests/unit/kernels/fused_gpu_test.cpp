@@ -312,11 +312,13 @@ TEST(FusedGpu, CrossEntropyMatchesCpu) {
         for (const int64_t shift : {0, 3})
           for (const bool gradient : {true, false}) {
             if (rows == 300 && (vocab > 2000 || shift != 0)) continue;
-            Twin logits(t, rows * vocab, shift, 1, 4), losses(compute_type(t), rows, 0, 2);
+            Twin logits(t, rows * vocab, shift, 1, 4), losses(compute_type(t), rows, 0, 2), factor(DType::F64, 1, 0, 3);
             const auto targets = targets_for(rows, vocab);
             const Targets on_device(targets);
             CrossEntropyArgs host{logits.host.data(), t, targets.data(), losses.host.data(), rows, vocab, -100, gradient};
+            if (rows == 7) host.factor = reinterpret_cast<const double*>(factor.host.data());
             CrossEntropyArgs device = host;
+            if (rows == 7) device.factor = static_cast<const double*>(factor.device.data());
             device.logits = logits.device.data(), device.targets = on_device.data(), device.losses = losses.device.data();
             cross_entropy_cpu(host);
             expect_success(cross_entropy(device, nullptr));
