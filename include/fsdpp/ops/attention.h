@@ -23,14 +23,15 @@ struct AttentionOptions {
 ///
 /// bfloat16 and float16 on CUDA, heads of a multiple of 8 up to 128 numbers, on the GPUs where LibTorch prefers cuDNN (compute
 /// capability 9 and 10): cuDNN's fused kernels, the ones that LibTorch uses. Keeps qkv, the result and one fp32 number for each token and
-/// head. Backward needs two more tensors of the result's size in fp32 while it runs; with at::globalContext().deterministicAlgorithms()
-/// the scores in 16 bits. Kernels are chosen, and some compiled, in the first call with new shapes. Runs on the current stream; can be
-/// captured in a CUDA graph after a call with the same shapes.
-/// Anything else, or at::globalContext().setSDPUseCuDNN(false): at::scaled_dot_product_attention on views of qkv, with ordinary autograd.
-/// If cuDNN itself refuses shapes that it should take, a warning says so once, and the same operator runs.
+/// head. Backward takes beside the gradient a tensor of the result's shape in fp32 while it runs; with
+/// at::globalContext().deterministicAlgorithms() the scores in 16 bits instead. Kernels are chosen, and some compiled, in the first call
+/// with new sizes. A backward with create_graph computes the attention again, by plain operators with the scores whole in memory, and is
+/// differentiable.
+/// Anything else, or at::globalContext().setSDPUseCuDNN(false): at::scaled_dot_product_attention on views of qkv, with ordinary autograd,
+/// differentiable twice where that is (its math backend). If cuDNN itself refuses sizes that it should take, a warning says so once for
+/// each, and the same operator runs.
 ///
-/// Differentiable twice: a backward with create_graph computes the attention again, by LibTorch's plain operators on cuDNN's path, whose
-/// scores are whole in memory. UsageError for other shapes and types.
+/// Runs on the current stream; can be captured in a CUDA graph after a call with the same sizes. UsageError for other shapes and types.
 [[nodiscard]] FSDPP_API at::Tensor attention(const at::Tensor& qkv, const AttentionOptions& options);
 
 }  // namespace fsdpp::ops

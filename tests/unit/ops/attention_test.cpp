@@ -111,7 +111,7 @@ TEST(Attention, GradientsAreFiniteDifferences) {
   }
 }
 
-// What a backward with create_graph computes where cuDNN ran.
+// What a backward with create_graph computes where cuDNN ran forward.
 TEST(Attention, GradientByPlainOperatorsIsTheSameAndDifferentiableAgain) {
   for (const auto& c : kCases) {
     if (c.seq > 20) continue;
@@ -129,6 +129,19 @@ TEST(Attention, GradientByPlainOperatorsIsTheSameAndDifferentiableAgain) {
     EXPECT_LT((second[1] - finite_differences([&](auto& g) { return first(x, g); }, grad_out)).abs().max().item<double>(), 1e-7) << c;
     EXPECT_FALSE(ops::libtorch_attention_gradient(x, grad_out, c.options).requires_grad()) << "not recorded without create_graph";
   }
+}
+
+// As often as LibTorch's operator is.
+TEST(Attention, ByLibTorchsMathBackendIsDifferentiableTwice) {
+  const auto x = random({2, 5, 36}, at::kDouble, 16).requires_grad_(), weights = random({2, 5, 36}, at::kDouble, 17);
+  auto second = [&](const at::Tensor& y) {
+    const auto first = torch::autograd::grad({y.square().sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
+    return torch::autograd::grad({(first * weights).sum()}, {x})[0];
+  };
+  at::globalContext().setSDPUseFlash(false);
+  const auto got = second(ops::attention(x, {.heads = 3}));
+  at::globalContext().setSDPUseFlash(true);
+  EXPECT_LT((got - second(formula(x, {.heads = 3}))).abs().max().item<double>(), 1e-12);
 }
 
 TEST(Attention, OfStridedInputIsThatOfItsCopy) {
