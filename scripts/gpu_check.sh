@@ -26,7 +26,7 @@ run=$BUILD/bin/fsdpp-run
 export OMP_NUM_THREADS=2
 
 # What the parts other than the suite run: enough of the tree to be built in a minute or two.
-targets=(fsdpp-run minillm bench_host kernels_gpu_test ops_attention_test comm_conformance_processes_test dist_training_test dist_offload_test
+targets=(fsdpp-run minillm bench_host kernels_gpu_test ops_gpu_test comm_conformance_processes_test dist_training_test dist_offload_test
   dist_fsdp2_parity_test dist_graph_test)
 has suite && targets=(all)
 if has build; then
@@ -37,7 +37,7 @@ if has build; then
 fi
 if has tests; then
   check kernels_gpu_test 120 "$BUILD/bin/kernels_gpu_test"
-  check ops_attention_test 120 "$BUILD/bin/ops_attention_test"
+  check ops_gpu_test 120 "$BUILD/bin/ops_gpu_test"
   for n in 1 2 4; do
     check "nccl conformance, $n ranks on one GPU" 150 env FSDPP_TEST_WORLD_SIZE=$n FSDPP_TEST_DEVICE=cuda \
       "$run" --nproc-per-node $n --ranks-per-gpu $n -- "$BUILD/bin/comm_conformance_processes_test"

@@ -19,6 +19,7 @@
 
 #include "base/enforce.h"
 #include "fsdpp/base/log.h"
+#include "ops/cuda_operator.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // the frontend declares it and leaves it to us: where it looks for cuDNN's functions
@@ -181,6 +182,24 @@ void add_parts(Addresses& addresses, const at::Tensor& packed, Uid query, Uid ke
   addresses.insert({{query, begin}, {key, begin + bytes}, {value, begin + 2 * bytes}});
 }
 
+void run_attention(const at::Tensor& out, const at::Tensor& stats, const at::Tensor& qkv, int64_t heads, bool causal, double scale) {
+  const c10::DeviceGuard guard(qkv.device());
+  const AttentionOptions options{.heads = heads, .causal = causal, .scale = scale};
+  Addresses addresses{{kOut, out.data_ptr()}, {kStats, stats.data_ptr()}};
+  add_parts(addresses, qkv, kQuery, kKey, kValue);
+  run(problem_of(qkv, options, false), qkv, std::move(addresses), options);
+}
+
+void run_attention_gradient(const at::Tensor& grad_qkv, const at::Tensor& out, const at::Tensor& stats, const at::Tensor& qkv,
+                            const at::Tensor& grad_out, int64_t heads, bool causal, double scale) {
+  const c10::DeviceGuard guard(qkv.device());
+  const AttentionOptions options{.heads = heads, .causal = causal, .scale = scale};
+  Addresses addresses{{kOut, out.data_ptr()}, {kStats, stats.data_ptr()}, {kGradOut, grad_out.data_ptr()}};
+  add_parts(addresses, qkv, kQuery, kKey, kValue);
+  add_parts(addresses, grad_qkv, kGradQuery, kGradKey, kGradValue);
+  run(problem_of(qkv, options, true), qkv, std::move(addresses), options);
+}
+
 }  // namespace
 
 bool cudnn_takes(const at::Tensor& qkv, const AttentionOptions& options, bool with_gradient) {
@@ -193,26 +212,24 @@ bool cudnn_takes(const at::Tensor& qkv, const AttentionOptions& options, bool wi
 }
 
 CudnnAttention cudnn_attention(const at::Tensor& qkv, const AttentionOptions& options) {
-  const c10::DeviceGuard guard(qkv.device());
+  static const auto run = register_cuda_operator<&run_attention>(
+      "attention", "(Tensor(a!) out, Tensor(b!) stats, Tensor qkv, int heads, bool causal, float scale) -> ()");
   const auto problem = problem_of(qkv, options, false);
   auto sizes = qkv.sizes().vec();
   sizes.back() /= 3;
   CudnnAttention result{at::empty(sizes, qkv.options()),
                         at::empty({problem.batch, problem.heads, problem.seq, 1}, qkv.options().dtype(at::kFloat))};
-  Addresses addresses{{kOut, result.out.data_ptr()}, {kStats, result.stats.data_ptr()}};
-  add_parts(addresses, qkv, kQuery, kKey, kValue);
-  run(problem, qkv, std::move(addresses), options);
+  run.call(result.out, result.stats, qkv, options.heads, options.causal, *options.scale);
   return result;
 }
 
 at::Tensor cudnn_attention_gradient(const at::Tensor& qkv, const CudnnAttention& forward, const at::Tensor& grad_out,
                                     const AttentionOptions& options) {
-  const c10::DeviceGuard guard(qkv.device());
+  static const auto run = register_cuda_operator<&run_attention_gradient>(
+      "attention_gradient",
+      "(Tensor(a!) grad_qkv, Tensor out, Tensor stats, Tensor qkv, Tensor grad_out, int heads, bool causal, float scale) -> ()");
   auto result = at::empty_like(qkv);
-  Addresses addresses{{kOut, forward.out.data_ptr()}, {kStats, forward.stats.data_ptr()}, {kGradOut, grad_out.data_ptr()}};
-  add_parts(addresses, qkv, kQuery, kKey, kValue);
-  add_parts(addresses, result, kGradQuery, kGradKey, kGradValue);
-  run(problem_of(qkv, options, true), qkv, std::move(addresses), options);
+  run.call(result, forward.out, forward.stats, qkv, grad_out, options.heads, options.causal, *options.scale);
   return result;
 }
 

@@ -4,7 +4,8 @@
 #include "fsdpp/ops/attention.h"
 
 /// Attention by cuDNN's fused kernels, from and to packed tensors, which LibTorch's own use of cuDNN does not write. In a build without
-/// CUDA or without cuDNN's headers cudnn_takes() is always false.
+/// CUDA or without cuDNN's headers cudnn_takes() is always false. Operators of the dispatcher, `fsdpp::attention` and
+/// `fsdpp::attention_gradient`, so that profilers see them.
 namespace fsdpp::ops {
 
 /// Whether these kernels exist for such a tensor, [..., seq, 3 · dim]; chooses them in the first call for its shape.

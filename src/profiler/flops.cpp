@@ -34,6 +34,13 @@ double own_product(const std::vector<Arg>& args, size_t factor) {
   return out && left ? 2 * product(*out) * static_cast<double>(left->back()) : 0;
 }
 
+/// Attention between all tokens of `at`, [..., seq, dim] in all heads: a product of [seq, dim] and [dim, seq], or as much, `products` times.
+double own_attention(const std::vector<Arg>& args, size_t at, double products) {
+  const Sizes* out = sizes_at(args, at);
+  if (!out || out->size() < 2) return 0;
+  return 2 * products * product(*out) * static_cast<double>((*out)[out->size() - 2]);
+}
+
 int64_t int_at(const std::vector<Arg>& args, size_t i, size_t k, int64_t fallback) {
   if (i >= args.size() || args[i].ints.empty()) return fallback;
   return args[i].ints[std::min(k, args[i].ints.size() - 1)];  // one value stands for all dimensions
@@ -88,6 +95,8 @@ double flops_of(std::string_view op, const std::vector<Arg>& args) {
   if (op == "aten::baddbmm") return matmul(args, 1, 2, 3);
   if (op == "fsdpp::product") return own_product(args, 1);
   if (op == "fsdpp::silu_product" || op == "fsdpp::silu_product_backward") return own_product(args, 2);
+  if (op == "fsdpp::attention") return own_attention(args, 0, 2);
+  if (op == "fsdpp::attention_gradient") return own_attention(args, 1, 5);
   if (op == "aten::convolution") return convolution(args);
   if (op == "aten::convolution_backward") return convolution_backward(args);
   if (op.find("scaled_dot_product") == op.npos || op.find("_fused_sdp_choice") != op.npos) return 0;
