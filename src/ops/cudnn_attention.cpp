@@ -113,29 +113,30 @@ void add_backward(fe::graph::Graph& graph, const Problem& p) {
   set_output(grad_value, in_rows(p, kGradValue, "grad_value", 3));
 }
 
-fe::error_t build(fe::graph::Graph& graph, const Problem& p, const cudaDeviceProp& device) {
+fe::error_t build(fe::graph::Graph& graph, const Problem& p, const cudaDeviceProp& device, cudnnHandle_t handle) {
   graph.set_io_data_type(p.dtype == at::kHalf ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16);
   graph.set_intermediate_data_type(fe::DataType_t::FLOAT).set_compute_data_type(fe::DataType_t::FLOAT);
   graph.set_sm_version(10 * device.major + device.minor);
   graph.set_cuda_graph_retention(fe::CudaGraphRetention_t::NONE);  // plans are kept anyhow
   p.backward ? add_backward(graph, p) : add_forward(graph, p);
-  return graph.build(at::native::getCudnnHandle(), {fe::HeurMode_t::A});
+  return graph.build(handle, {fe::HeurMode_t::A});
 }
 
 std::shared_ptr<fe::graph::Graph> build_or_warn(const Problem& p, const cudaDeviceProp& device) {
   auto graph = std::make_shared<fe::graph::Graph>();
+  auto* handle = at::native::getCudnnHandle();  // throws what is wrong with the device, which is no refusal
   std::string refusal;
   try {  // the frontend mostly returns errors, and throws some
-    auto status = build(*graph, p, device);
+    auto status = build(*graph, p, device, handle);
     if (status.is_good()) return graph;
     refusal = status.get_message();
   } catch (const std::exception& error) {
     refusal = error.what();
   }
-  log::warn(fmt::format("attention: cuDNN does not take [{}, {}, {}, {}] (batch, heads, seq, dim of a head) of {}{}{}{}, LibTorch's operator runs in "
-                        "its place: {}",
-                        p.batch, p.heads, p.seq, p.head_dim, c10::toString(p.dtype), p.causal ? ", causal" : "",
-                        p.backward ? ", in backward" : "", p.deterministic ? ", deterministic" : "", refusal));
+  const auto how = fmt::format("{}{}{}", p.causal ? ", causal" : "", p.backward ? ", in backward" : "", p.deterministic ? ", deterministic" : "");
+  log::warn(fmt::format("attention: cuDNN does not take [{}, {}, {}, {}] (batch, heads, seq, dim of a head) of {}{}; LibTorch's operator "
+                        "runs in its place: {}",
+                        p.batch, p.heads, p.seq, p.head_dim, c10::toString(p.dtype), how, refusal));
   return nullptr;
 }
 

@@ -1,11 +1,13 @@
 // Attention by cuDNN from and to packed tensors, against LibTorch's use of cuDNN on tensors of their own. Skipped on GPUs where LibTorch has none.
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/record_function.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <map>
 #include <thread>
 
 #include "compare.h"
@@ -15,7 +17,7 @@
 #include "fsdpp/ops/linear.h"
 #include "fsdpp/optim/sgd.h"
 #include "ops/cudnn_attention.h"
-#include "ops/libtorch_attention.h"
+#include "profiler/op_args.h"
 #include "support/tiny_models.h"
 
 namespace fsdpp::test {
@@ -185,7 +187,8 @@ TEST_F(AttentionOnCuda, OfWhatCudnnDoesNotTakeIsLibTorchs) {
     SCOPED_TRACE(::testing::PrintToString(c));
     const auto qkv = packed_of(c), grad = gradient_of(c);
     EXPECT_FALSE(ops::cudnn_takes(qkv, c.options, false));
-    const auto got = outcome_of(attention(c.options), {qkv}, {grad}), want = outcome_of(exact(c.options), {qkv.to(at::kFloat)}, {grad.to(at::kFloat)});
+    const auto got = outcome_of(attention(c.options), {qkv}, {grad});
+    const auto want = outcome_of(exact(c.options), {qkv.to(at::kFloat)}, {grad.to(at::kFloat)});
     EXPECT_LE(row_error(got.outputs[0], want.outputs[0]), 0.02);
     EXPECT_LE(row_error(got.gradients[0], want.gradients[0]), 0.05);
   }
@@ -207,6 +210,25 @@ TEST_F(AttentionOnCuda, IsDifferentiableTwice) {
     return torch::autograd::grad({first}, {x}, {packed_of(c, 3).to(from.scalar_type())})[0];
   };
   EXPECT_LE(row_error(second(attention(c.options), packed_of(c)), second(exact(c.options), packed_of(c).to(at::kFloat))), 0.1);
+}
+
+std::map<std::string, double> operations;
+
+TEST_F(AttentionOnCuda, HasItsOperationsCountedByAProfiler) {
+  auto seen = [](const at::RecordFunction& fn) -> std::unique_ptr<at::ObserverContext> {
+    std::vector<profiler::Arg> args;
+    for (const c10::IValue& value : fn.inputs())
+      if (value.isTensor()) args.push_back(profiler::Arg::tensor(value.toTensor().sizes().vec()));
+    const std::string name = fn.name();
+    if (name.starts_with("fsdpp::attention")) operations[name] += profiler::flops_of(name, args);
+    return nullptr;
+  };
+  const Case c{2, 256, 512, {.heads = 4}};
+  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(seen).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  (void)outcome_of(attention(c.options), {packed_of(c)}, {gradient_of(c)});
+  at::removeCallback(handle);
+  const double product = 2.0 * 2 * 256 * 256 * 512;
+  EXPECT_EQ(operations, (std::map<std::string, double>{{"fsdpp::attention", 2 * product}, {"fsdpp::attention_gradient", 5 * product}}));
 }
 
 TEST_F(AttentionOnCuda, RecomputedGivesTheSameGradients) {

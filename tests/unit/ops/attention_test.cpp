@@ -21,8 +21,8 @@ struct Case {
   AttentionOptions options;
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << at::IntArrayRef(c.leading) << " seq " << c.seq << ", dim " << c.dim << ", heads " << c.options.heads << (c.options.causal ? ", causal" : "")
-             << ", scale " << c.options.scale.value_or(0);
+  return out << at::IntArrayRef(c.leading) << " seq " << c.seq << ", dim " << c.dim << ", heads " << c.options.heads
+             << (c.options.causal ? ", causal" : "") << ", scale " << c.options.scale.value_or(0);
 }
 const Case kCases[] = {{{2}, 5, 12, {.heads = 3}},
                        {{2}, 5, 12, {.heads = 3, .causal = true}},
@@ -115,7 +115,8 @@ TEST(Attention, GradientsAreFiniteDifferences) {
 TEST(Attention, GradientByPlainOperatorsIsTheSameAndDifferentiableAgain) {
   for (const auto& c : kCases) {
     if (c.seq > 20) continue;
-    const auto x = random(sizes_of(c, 3 * c.dim), at::kDouble, 7).requires_grad_(), grad_out = random(sizes_of(c, c.dim), at::kDouble, 8).requires_grad_();
+    const auto x = random(sizes_of(c, 3 * c.dim), at::kDouble, 7).requires_grad_();
+    const auto grad_out = random(sizes_of(c, c.dim), at::kDouble, 8).requires_grad_();
     const auto want = torch::autograd::grad({ops::attention(x, c.options)}, {x}, {grad_out.detach()})[0];
     const auto got = ops::libtorch_attention_gradient(x, grad_out, c.options);
     EXPECT_LT((got - want).abs().max().item<double>(), 1e-13) << c;
