@@ -62,7 +62,10 @@ void cross_entropy_cpu(const CrossEntropyArgs& a) {
 void mean_factors_cpu(const MeanFactorsArgs& a) {
   const int64_t count = a.rows - std::count(a.targets, a.targets + a.rows, a.ignore_index);
   a.factors[0] = 1.0 / static_cast<double>(count);
-  a.factors[1] = 1.0 / static_cast<double>(std::max<int64_t>(count, 1));
+  int64_t power = 1;
+  while (power < count) power *= 2;
+  a.factors[1] = 1.0 / static_cast<double>(power);
+  a.factors[2] = static_cast<double>(power) / static_cast<double>(std::max<int64_t>(count, 1));
 }
 
 }  // namespace fsdpp::kernels

@@ -151,7 +151,10 @@ __global__ void __launch_bounds__(kRowThreads)
   count = combine_group(RowGroup(kRowThreads), count, 0, AddOp());
   if (threadIdx.x != 0) return;
   factors[0] = 1.0 / static_cast<double>(count);
-  factors[1] = 1.0 / static_cast<double>(count > 1 ? count : 1);
+  int64_t power = 1;
+  while (power < count) power *= 2;
+  factors[1] = 1.0 / static_cast<double>(power);
+  factors[2] = static_cast<double>(power) / static_cast<double>(count > 1 ? count : 1);
 }
 
 /// At least two warps, so that a barrier lies between the reads and the writes of a row.

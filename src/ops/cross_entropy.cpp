@@ -62,12 +62,12 @@ at::Tensor run_chunks(const at::Tensor& x, const at::Tensor& weight, const at::T
   return losses;
 }
 
-// Whether the mean's factor can be in the gradients from the start: fp16 would lose small ones.
+// Whether the mean's power of two is in the gradients from the start: fp16 would lose small ones.
 bool scales_early(const at::Tensor& x) { return x.scalar_type() != at::kHalf; }
 
-// {1 / n, 1 / max(n, 1)} for n targets that count.
+// See kernels::mean_factors.
 at::Tensor mean_factors(const at::Tensor& targets, int64_t ignore_index) {
-  auto factors = at::empty({2}, targets.options().dtype(at::kDouble));
+  auto factors = at::empty({3}, targets.options().dtype(at::kDouble));
   const kernels::MeanFactorsArgs args{targets.const_data_ptr<int64_t>(), targets.numel(), ignore_index,
                                       factors.mutable_data_ptr<double>()};
   run("mean_factors", targets, args, kernels::mean_factors, kernels::mean_factors_cpu);
@@ -106,8 +106,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     context->saved_data["spent"] = true;
     const auto saved = context->get_saved_variables();
     const auto &grad_x = saved[0], &grad_weight = saved[1], &weight = saved[3];
-    auto factor = grads[0].to(at::kDouble);
-    if (!scales_early(weight)) factor = at::mul(factor, saved[2][1]);
+    auto factor = at::mul(grads[0].to(at::kDouble), saved[2][2]);
+    if (!scales_early(weight)) factor.mul_(saved[2][1]);
     variable_list result(6);
     if (context->needs_input_grad(0) && grad_x.defined()) {
       scale(grad_x, factor);

@@ -12,8 +12,9 @@ struct LinearCrossEntropyOptions {
 
 /// The loss of a language model's head, at::cross_entropy_loss(at::linear(x, weight), targets) with reduction mean, in chunks of
 /// rows, so that the logits are never whole in memory. When a gradient is wanted, forward computes it too, as long as a chunk's
-/// logits are there: one kernel turns them into (softmax - onehot) / n in their place, and two products into gradients of x and of the
-/// weight. Backward scales these by the loss' gradient unless that is 1 (for float16 also by 1 / n, which would be lost before): the weight's in its unit's gradient buffer, where it is summed from the start if the weight is
+/// logits are there: one kernel turns them into (softmax - onehot) / 2^k in their place, and two products into gradients of x and of the
+/// weight; 2^k: the power of two from n, the number of targets that count, upwards. Backward scales these by 2^k / n and the loss'
+/// gradient, unless that is 1 (for float16, which would lose small ones, also by 1 / 2^k): the weight's in its unit's gradient buffer, where it is summed from the start if the weight is
 /// alone in its unit (fsdpp::early_gradient), so that there is one copy of it at any time; else straight into that buffer
 /// (fsdpp::gradient_target).
 ///

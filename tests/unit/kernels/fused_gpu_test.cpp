@@ -351,7 +351,7 @@ TEST(FusedGpu, MeanFactorsMatchCpu) {
   for (const int64_t rows : {0, 1, 3, 511, 512, 8192, 10001}) {
     const auto targets = targets_for(rows, 100);
     const Targets on_device(targets);
-    Twin factors(DType::F64, 2, 0, 1);
+    Twin factors(DType::F64, 3, 0, 1);
     mean_factors_cpu({targets.data(), rows, -100, reinterpret_cast<double*>(factors.host.data())});
     expect_success(mean_factors({on_device.data(), rows, -100, static_cast<double*>(factors.device.data())}, nullptr));
     EXPECT_EQ(first_difference(factors.device.read(), factors.host, DType::F64), -1) << rows;
