@@ -6,11 +6,12 @@
 
 struct CUstream_st;
 
-/// Matrix products with SiLU computed on the tiles of the result, for GPUs of compute capability 9.0, by CUTLASS. Matrices lie dense by
-/// rows, aligned to 16 bytes; `in`, `out` and `width` are multiples of 8. BF16 or F16, summed in fp32, each result rounded once.
-/// `blocks_per_processor`: thread blocks, one of which fits a multiprocessor at a time. 1: each has an equal share of the tiles, the fastest
-/// where all multiprocessors are free. More: smaller shares, for where other kernels hold some of them.
-/// What they compute in other words: a product, then kernels::silu or kernels::silu_backward (kernels/activation.h).
+/// Matrix products with SiLU computed on the tiles of the result, for GPUs of compute capability 9.0, by CUTLASS.
+/// Matrices lie dense by rows, aligned to 16 bytes; `in`, `out` and `width` are multiples of 8. BF16 or F16, summed in
+/// fp32, each result rounded once. `blocks_per_processor`: thread blocks, one of which fits a multiprocessor at a time.
+/// 1: each has an equal share of the tiles, the fastest where all multiprocessors are free. More: smaller shares, for
+/// where other kernels hold some of them. What they compute in other words: a product, then kernels::silu or
+/// kernels::silu_backward (kernels/activation.h).
 namespace fsdpp::kernels {
 
 /// Whether this build has them: with CUTLASS, and for compute capability 9.0.

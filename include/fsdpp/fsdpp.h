@@ -16,6 +16,7 @@
 #include "fsdpp/ops/attention.h"
 #include "fsdpp/ops/cross_entropy.h"
 #include "fsdpp/ops/linear.h"
+#include "fsdpp/ops/mlp.h"
 #include "fsdpp/ops/rms_norm.h"
 #include "fsdpp/ops/rms_norm_linear.h"
 #include "fsdpp/optim/adamw.h"

@@ -19,7 +19,9 @@ int silu_product_backward(const SiluProductBackwardArgs& args, CUstream_st* stre
 #else
 bool has_silu_products() noexcept { return false; }
 int silu_product(const SiluProductArgs& /*args*/, CUstream_st* /*stream*/) { return cudaErrorNotSupported; }
-int silu_product_backward(const SiluProductBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return cudaErrorNotSupported; }
+int silu_product_backward(const SiluProductBackwardArgs& /*args*/, CUstream_st* /*stream*/) {
+  return cudaErrorNotSupported;
+}
 #endif
 
 }  // namespace fsdpp::kernels

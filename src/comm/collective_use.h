@@ -1,7 +1,8 @@
 #pragma once
 
-/// Whether kernels of collectives may hold some of the GPU's multiprocessors while others compute. Products choose their schedule by it:
-/// work handed out block by block, not in equal parts to all multiprocessors at once, of which some would begin late.
+/// Whether kernels of collectives may hold some of the GPU's multiprocessors while others compute. Products choose
+/// their schedule by it: work handed out block by block, not in equal parts to all multiprocessors at once, of which
+/// some would begin late.
 namespace fsdpp::comm {
 
 /// NCCL communicators of several ranks are alive in this process.

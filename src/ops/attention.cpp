@@ -37,7 +37,8 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     if (!grads[0].defined()) return variable_list(2);
     auto& data = context->saved_data;
-    const AttentionOptions options{.heads = data["heads"].toInt(), .causal = data["causal"].toBool(), .scale = data["scale"].toDouble()};
+    const AttentionOptions options{
+        .heads = data["heads"].toInt(), .causal = data["causal"].toBool(), .scale = data["scale"].toDouble()};
     const auto saved = context->get_saved_variables();
     // The second: a mode that asks for deterministic kernels came after forward, and there are none.
     if (c10::GradMode::is_enabled() || !cudnn_takes(saved[0], options, true))
@@ -50,12 +51,15 @@ AttentionOptions checked(const at::Tensor& qkv, AttentionOptions options) {
   FSDPP_ENFORCE(qkv.defined() && at::isFloatingType(qkv.scalar_type()), UsageError,
                 "attention: expected qkv of a floating dtype, got {}. Try: the result of the packed projection",
                 qkv.defined() ? c10::toString(qkv.scalar_type()) : "an undefined tensor");
-  FSDPP_ENFORCE(qkv.dim() >= 2, UsageError, "attention: expected qkv as [..., seq, 3 * dim], got [{}]. Try: unsqueeze(0)",
+  FSDPP_ENFORCE(qkv.dim() >= 2, UsageError,
+                "attention: expected qkv as [..., seq, 3 * dim], got [{}]. Try: unsqueeze(0)",
                 fmt::join(qkv.sizes(), ", "));
-  FSDPP_ENFORCE(options.heads >= 1 && qkv.size(-1) >= 1 && qkv.size(-1) % (3 * options.heads) == 0, UsageError,
-                "attention: expected qkv as [..., seq, 3 * dim] and a number of heads that divides dim, got [{}] and {} heads. Try: query, "
-                "key and value beside each other in each row, as one linear layer with a weight of [3 * dim, in] gives them",
-                fmt::join(qkv.sizes(), ", "), options.heads);
+  FSDPP_ENFORCE(
+      options.heads >= 1 && qkv.size(-1) >= 1 && qkv.size(-1) % (3 * options.heads) == 0, UsageError,
+      "attention: expected qkv as [..., seq, 3 * dim] and a number of heads that divides dim, got [{}] and {} heads. "
+      "Try: query, "
+      "key and value beside each other in each row, as one linear layer with a weight of [3 * dim, in] gives them",
+      fmt::join(qkv.sizes(), ", "), options.heads);
   if (!options.scale) options.scale = 1 / std::sqrt(static_cast<double>(qkv.size(-1) / 3 / options.heads));
   return options;
 }
@@ -66,7 +70,8 @@ at::Tensor attention(const at::Tensor& qkv, const AttentionOptions& given) {
   const auto options = checked(qkv, given);
   const auto packed = dense_and_aligned(qkv);
   const bool records = c10::GradMode::is_enabled() && packed.requires_grad();
-  return cudnn_takes(packed, options, records) ? PackedAttention::apply(packed, options) : libtorch_attention(packed, options);
+  return cudnn_takes(packed, options, records) ? PackedAttention::apply(packed, options)
+                                               : libtorch_attention(packed, options);
 }
 
 }  // namespace fsdpp::ops

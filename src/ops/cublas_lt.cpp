@@ -12,14 +12,16 @@ namespace {
 void* library() {
   static const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  FSDPP_ENFORCE(handle, CudaError, "expected LibTorch to have loaded {}, it has not. Try: the LibTorch that fsdpp was built with", name);
+  FSDPP_ENFORCE(handle, CudaError,
+                "expected LibTorch to have loaded {}, it has not. Try: the LibTorch that fsdpp was built with", name);
   return handle;
 }
 
 template <class Function>
 void load(Function& function, const char* name) {
   function = reinterpret_cast<Function>(dlsym(library(), name));
-  FSDPP_ENFORCE(function, CudaError, "LibTorch's cuBLASLt has no {}. Try: the LibTorch that fsdpp was built with", name);
+  FSDPP_ENFORCE(function, CudaError, "LibTorch's cuBLASLt has no {}. Try: the LibTorch that fsdpp was built with",
+                name);
 }
 
 CublasLt load_all() {

@@ -15,7 +15,8 @@
 namespace fsdpp::ops {
 namespace {
 
-// -- operands ---------------------------------------------------------------------------------------------------------------------
+// -- operands
+// ---------------------------------------------------------------------------------------------------------------------
 
 // A matrix as cuBLAS takes it: columns contiguous, `ld` elements apart, perhaps to be transposed.
 struct Operand {
@@ -30,10 +31,15 @@ Operand operand(const at::Tensor& t) {
   return {t.const_data_ptr(), t.size(0), t.size(1), t.stride(1), true};
 }
 
-bool takes_device(const at::Tensor& t) { return is_half_on_cuda(t) && at::cuda::getDeviceProperties(t.device().index())->major >= 8; }
-bool takes_matrix(const at::Tensor& t) { return t.dim() == 2 && (rows_contiguous(t) || columns_contiguous(t)) && is_aligned(t); }
+bool takes_device(const at::Tensor& t) {
+  return is_half_on_cuda(t) && at::cuda::getDeviceProperties(t.device().index())->major >= 8;
+}
+bool takes_matrix(const at::Tensor& t) {
+  return t.dim() == 2 && (rows_contiguous(t) || columns_contiguous(t)) && is_aligned(t);
+}
 
-// -- plans ------------------------------------------------------------------------------------------------------------------------
+// -- plans
+// ------------------------------------------------------------------------------------------------------------------------
 
 struct Plan {
   cublasLtMatmulDescOpaque_t product;
@@ -51,8 +57,8 @@ struct Key {
   int device = 0;
 
   [[nodiscard]] auto fields() const {
-    return std::make_tuple(a.rows, a.columns, a.ld, a.transposed, b.rows, b.columns, b.ld, b.transposed, ld, in, out, bias, accumulate,
-                           beside_collectives, device);
+    return std::make_tuple(a.rows, a.columns, a.ld, a.transposed, b.rows, b.columns, b.ld, b.transposed, ld, in, out,
+                           bias, accumulate, beside_collectives, device);
   }
   bool operator<(const Key& other) const { return fields() < other.fields(); }
   [[nodiscard]] uint64_t m() const { return static_cast<uint64_t>(a.transposed ? a.columns : a.rows); }
@@ -84,22 +90,25 @@ bool choose(Plan& plan, size_t workspace) {
   check_cublas(cublas_lt().init_preference(&preference, sizeof preference), "cublasLtMatmulPreferenceInit");
   // Partial sums of a split k are added in fp32.
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  check_cublas(cublas_lt().set_preference(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions),
-        "cublasLtMatmulPreferenceSetAttribute");
-  check_cublas(cublas_lt().set_preference(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
-        "cublasLtMatmulPreferenceSetAttribute");
+  check_cublas(cublas_lt().set_preference(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                                          sizeof reductions),
+               "cublasLtMatmulPreferenceSetAttribute");
+  check_cublas(
+      cublas_lt().set_preference(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
+      "cublasLtMatmulPreferenceSetAttribute");
   cublasLtMatmulHeuristicResult_t found;
   int count = 0;
-  const auto status = cublas_lt().heuristic(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &plan.a, &plan.b, &plan.out,
-                                                     &plan.out, &preference, 1, &found, &count);
+  const auto status = cublas_lt().heuristic(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &plan.a, &plan.b,
+                                            &plan.out, &plan.out, &preference, 1, &found, &count);
   if (status != CUBLAS_STATUS_SUCCESS || count == 0) return false;
   plan.algorithm = found.algo, plan.workspace = found.workspaceSize;
   return true;
 }
 
-// More tiles than multiprocessors. cuBLAS then hands them out through a counter in the workspace, which a memset clears before each product;
-// without a workspace, each multiprocessor has its share from the beginning. That is as fast and leaves the GPU idle for 2 µs less, but
-// where kernels of collectives hold some multiprocessors all wait for their shares: 5 % of a step on two H200.
+// More tiles than multiprocessors. cuBLAS then hands them out through a counter in the workspace, which a memset clears
+// before each product; without a workspace, each multiprocessor has its share from the beginning. That is as fast and
+// leaves the GPU idle for 2 µs less, but where kernels of collectives hold some multiprocessors all wait for their
+// shares: 5 % of a step on two H200.
 bool has_fixed_shares(const Key& key) {
   constexpr uint64_t kTile = 128 * 256;
   const auto* gpu = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(key.device));
@@ -108,14 +117,15 @@ bool has_fixed_shares(const Key& key) {
 
 Plan make_plan(const Key& key) {
   Plan plan;
-  check_cublas(cublas_lt().init_product(&plan.product, sizeof plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+  check_cublas(cublas_lt().init_product(&plan.product, sizeof plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+               "cublasLtMatmulDescInit");
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, key.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, key.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (key.bias) set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
   plan.a = layout(key.in, key.a), plan.b = layout(key.in, key.b), plan.out = layout(key.out, key.m(), key.n(), key.ld);
   const bool found = (has_fixed_shares(key) && choose(plan, 0)) || choose(plan, at::cuda::getCUDABlasLtWorkspaceSize());
-  FSDPP_ENFORCE(found, CudaError, "cuBLASLt knows no algorithm for the product of [{}, {}] and [{}, {}]", key.b.rows, key.b.columns, key.a.rows,
-                key.a.columns);
+  FSDPP_ENFORCE(found, CudaError, "cuBLASLt knows no algorithm for the product of [{}, {}] and [{}, {}]", key.b.rows,
+                key.b.columns, key.a.rows, key.a.columns);
   return plan;
 }
 
@@ -128,19 +138,22 @@ const Plan& plan_of(const Key& key) {
   return plans.emplace(key, make_plan(key)).first->second;
 }
 
-// -- the operator -----------------------------------------------------------------------------------------------------------------
+// -- the operator
+// -----------------------------------------------------------------------------------------------------------------
 
 void launch(Plan plan, const Key& key, const at::Tensor& out, const void* bias) {
   if (bias) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   const float one = 1, beta = key.accumulate ? 1 : 0;
   void* result = out.mutable_data_ptr();
   void* workspace = plan.workspace > 0 ? at::cuda::getCUDABlasLtWorkspace() : nullptr;
-  check_cublas(cublas_lt().matmul(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &one, key.a.data, &plan.a, key.b.data, &plan.b, &beta, result, &plan.out,
-                       result, &plan.out, &plan.algorithm, workspace, plan.workspace, c10::cuda::getCurrentCUDAStream(out.device().index())),
-        "cublasLtMatmul");
+  check_cublas(cublas_lt().matmul(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &one, key.a.data, &plan.a,
+                                  key.b.data, &plan.b, &beta, result, &plan.out, result, &plan.out, &plan.algorithm,
+                                  workspace, plan.workspace, c10::cuda::getCurrentCUDAStream(out.device().index())),
+               "cublasLtMatmul");
 }
 
-void run_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias, bool b_transposed, bool accumulate) {
+void run_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                 bool b_transposed, bool accumulate) {
   const c10::cuda::CUDAGuard guard(out.device());
   Key key{.a = operand(b), .b = operand(a), .ld = out.stride(0), .in = data_type(a), .out = data_type(out)};
   if (b_transposed) key.a.transposed = !key.a.transposed;
@@ -154,20 +167,22 @@ void run_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
 bool cublas_takes(const CublasProduct& call) {
   const auto &out = call.out, &a = call.a, &b = call.b, &bias = call.bias;
   const bool wide = out.scalar_type() == at::kFloat && out.device() == a.device() && out.numel() > 0;
-  return takes_device(a) && is_like(b, a) && a.numel() > 0 && (wide || is_like(out, a)) && takes_matrix(a) && takes_matrix(b) &&
-         out.dim() == 2 && rows_contiguous(out) && is_aligned(out) &&
+  return takes_device(a) && is_like(b, a) && a.numel() > 0 && (wide || is_like(out, a)) && takes_matrix(a) &&
+         takes_matrix(b) && out.dim() == 2 && rows_contiguous(out) && is_aligned(out) &&
          (!bias.defined() || (is_like(bias, out) && bias.is_contiguous() && is_aligned(bias)));
 }
 
 bool cublas_takes_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return takes_device(x) && x.dim() >= 1 && x.numel() > 0 && is_like(weight, x) && x.is_contiguous() && is_aligned(x) && takes_matrix(weight) &&
-         x.size(-1) == weight.size(1) && weight.size(1) * weight.element_size() % 16 == 0 && weight.size(0) * weight.element_size() % 16 == 0 &&
+  return takes_device(x) && x.dim() >= 1 && x.numel() > 0 && is_like(weight, x) && x.is_contiguous() && is_aligned(x) &&
+         takes_matrix(weight) && x.size(-1) == weight.size(1) && weight.size(1) * weight.element_size() % 16 == 0 &&
+         weight.size(0) * weight.element_size() % 16 == 0 &&
          (!bias.defined() || (is_like(bias, x) && bias.is_contiguous() && is_aligned(bias)));
 }
 
 void cublas_product(const CublasProduct& call) {
   const auto bias = call.bias.defined() ? std::make_optional(call.bias) : std::nullopt;
-  static const auto run = register_cuda_operator<&run_product>("product", "(Tensor(a!) out, Tensor a, Tensor b, Tensor? bias, bool b_transposed, bool accumulate) -> ()");
+  static const auto run = register_cuda_operator<&run_product>(
+      "product", "(Tensor(a!) out, Tensor a, Tensor b, Tensor? bias, bool b_transposed, bool accumulate) -> ()");
   run.call(call.out, call.a, call.b, bias, call.b_transposed, call.accumulate);
 }
 

@@ -51,7 +51,8 @@ struct Plan {
   std::shared_ptr<fe::graph::Graph> graph;
 };
 
-// Never destroyed: captured CUDA graphs launch the kernels of the plans, and cuDNN may be gone before static objects are.
+// Never destroyed: captured CUDA graphs launch the kernels of the plans, and cuDNN may be gone before static objects
+// are.
 Plan& plan_of(const Problem& problem) {
   static auto& mutex = *new std::mutex;
   static auto& plans = *new std::map<Problem, Plan>;
@@ -62,17 +63,22 @@ Plan& plan_of(const Problem& problem) {
 Problem problem_of(const at::Tensor& qkv, const AttentionOptions& options, bool backward) {
   const auto batch = c10::multiply_integers(qkv.sizes().slice(0, qkv.dim() - 2));
   const bool deterministic = backward && at::globalContext().deterministicAlgorithms();
-  return {qkv.device().index(), qkv.scalar_type(), batch, options.heads, qkv.size(-2), qkv.size(-1) / 3 / options.heads, options.causal,
-          backward, deterministic};
+  return {qkv.device().index(), qkv.scalar_type(), batch,
+          options.heads,        qkv.size(-2),      qkv.size(-1) / 3 / options.heads,
+          options.causal,       backward,          deterministic};
 }
 
-// -- graphs ------------------------------------------------------------------------------------------------------------------------
+// -- graphs
+// ------------------------------------------------------------------------------------------------------------------------
 
 /// [batch, heads, seq, head_dim] in rows of `parts` such tensors beside each other.
 Tensor_attributes in_rows(const Problem& p, Uid uid, const char* name, int64_t parts) {
   const int64_t row = parts * p.heads * p.head_dim;
   Tensor_attributes tensor;
-  tensor.set_uid(uid).set_name(name).set_dim({p.batch, p.heads, p.seq, p.head_dim}).set_stride({p.seq * row, p.head_dim, row, 1});
+  tensor.set_uid(uid)
+      .set_name(name)
+      .set_dim({p.batch, p.heads, p.seq, p.head_dim})
+      .set_stride({p.seq * row, p.head_dim, row, 1});
   return tensor;
 }
 Tensor_attributes stats_of(const Problem& p) {
@@ -92,7 +98,8 @@ void set_output(const TensorPointer& tensor, const Tensor_attributes& like) {
 }
 
 void add_forward(fe::graph::Graph& graph, const Problem& p) {
-  auto attributes = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true).set_causal_mask(p.causal);
+  auto attributes =
+      fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true).set_causal_mask(p.causal);
   attributes.set_attn_scale(graph.tensor(scale_by_value()));
   const auto query = graph.tensor(in_rows(p, kQuery, "query", 3)), key = graph.tensor(in_rows(p, kKey, "key", 3));
   const auto [out, stats] = graph.sdpa(query, key, graph.tensor(in_rows(p, kValue, "value", 3)), std::move(attributes));
@@ -107,7 +114,8 @@ void add_backward(fe::graph::Graph& graph, const Problem& p) {
   const auto query = graph.tensor(in_rows(p, kQuery, "query", 3)), key = graph.tensor(in_rows(p, kKey, "key", 3));
   const auto value = graph.tensor(in_rows(p, kValue, "value", 3)), out = graph.tensor(in_rows(p, kOut, "out", 1));
   const auto grad_out = graph.tensor(in_rows(p, kGradOut, "grad_out", 1)), stats = graph.tensor(stats_of(p));
-  const auto [grad_query, grad_key, grad_value] = graph.sdpa_backward(query, key, value, out, grad_out, stats, std::move(attributes));
+  const auto [grad_query, grad_key, grad_value] =
+      graph.sdpa_backward(query, key, value, out, grad_out, stats, std::move(attributes));
   set_output(grad_query, in_rows(p, kGradQuery, "grad_query", 3));
   set_output(grad_key, in_rows(p, kGradKey, "grad_key", 3));
   set_output(grad_value, in_rows(p, kGradValue, "grad_value", 3));
@@ -133,10 +141,12 @@ std::shared_ptr<fe::graph::Graph> build_or_warn(const Problem& p, const cudaDevi
   } catch (const std::exception& error) {
     refusal = error.what();
   }
-  const auto how = fmt::format("{}{}{}", p.causal ? ", causal" : "", p.backward ? ", in backward" : "", p.deterministic ? ", deterministic" : "");
-  log::warn(fmt::format("attention: cuDNN does not take [{}, {}, {}, {}] (batch, heads, seq, dim of a head) of {}{}; LibTorch's operator "
-                        "runs in its place: {}",
-                        p.batch, p.heads, p.seq, p.head_dim, c10::toString(p.dtype), how, refusal));
+  const auto how = fmt::format("{}{}{}", p.causal ? ", causal" : "", p.backward ? ", in backward" : "",
+                               p.deterministic ? ", deterministic" : "");
+  log::warn(fmt::format(
+      "attention: cuDNN does not take [{}, {}, {}, {}] (batch, heads, seq, dim of a head) of {}{}; LibTorch's operator "
+      "runs in its place: {}",
+      p.batch, p.heads, p.seq, p.head_dim, c10::toString(p.dtype), how, refusal));
   return nullptr;
 }
 
@@ -147,7 +157,8 @@ bool builds(const Problem& problem, const cudaDeviceProp& device) {
   return plan.graph != nullptr;
 }
 
-// -- which problems ----------------------------------------------------------------------------------------------------------------
+// -- which problems
+// ----------------------------------------------------------------------------------------------------------------
 
 // The one that LibTorch has loaded and uses, of a version that it takes for attention.
 bool has_cudnn() {
@@ -160,10 +171,12 @@ bool has_cudnn() {
 
 bool is_in_range(const Problem& p) {
   constexpr int64_t kMostBlocks = 65535;  // of a launch, in batch and heads
-  return p.batch >= 1 && p.batch <= kMostBlocks && p.heads <= kMostBlocks && p.seq >= 2 && p.head_dim % 8 == 0 && p.head_dim <= 128;
+  return p.batch >= 1 && p.batch <= kMostBlocks && p.heads <= kMostBlocks && p.seq >= 2 && p.head_dim % 8 == 0 &&
+         p.head_dim <= 128;
 }
 
-// -- calls -------------------------------------------------------------------------------------------------------------------------
+// -- calls
+// -------------------------------------------------------------------------------------------------------------------------
 
 void run(const Problem& problem, const at::Tensor& on, Addresses addresses, const AttentionOptions& options) {
   auto scale = static_cast<float>(*options.scale);
@@ -183,7 +196,8 @@ void add_parts(Addresses& addresses, const at::Tensor& packed, Uid query, Uid ke
   addresses.insert({{query, begin}, {key, begin + bytes}, {value, begin + 2 * bytes}});
 }
 
-void run_attention(const at::Tensor& out, const at::Tensor& stats, const at::Tensor& qkv, int64_t heads, bool causal, double scale) {
+void run_attention(const at::Tensor& out, const at::Tensor& stats, const at::Tensor& qkv, int64_t heads, bool causal,
+                   double scale) {
   const c10::DeviceGuard guard(qkv.device());
   const AttentionOptions options{.heads = heads, .causal = causal, .scale = scale};
   Addresses addresses{{kOut, out.data_ptr()}, {kStats, stats.data_ptr()}};
@@ -191,8 +205,9 @@ void run_attention(const at::Tensor& out, const at::Tensor& stats, const at::Ten
   run(problem_of(qkv, options, false), qkv, std::move(addresses), options);
 }
 
-void run_attention_gradient(const at::Tensor& grad_qkv, const at::Tensor& out, const at::Tensor& stats, const at::Tensor& qkv,
-                            const at::Tensor& grad_out, int64_t heads, bool causal, double scale) {
+void run_attention_gradient(const at::Tensor& grad_qkv, const at::Tensor& out, const at::Tensor& stats,
+                            const at::Tensor& qkv, const at::Tensor& grad_out, int64_t heads, bool causal,
+                            double scale) {
   const c10::DeviceGuard guard(qkv.device());
   const AttentionOptions options{.heads = heads, .causal = causal, .scale = scale};
   Addresses addresses{{kOut, out.data_ptr()}, {kStats, stats.data_ptr()}, {kGradOut, grad_out.data_ptr()}};
@@ -209,7 +224,8 @@ bool cudnn_takes(const at::Tensor& qkv, const AttentionOptions& options, bool wi
   const auto& device = *at::cuda::getDeviceProperties(qkv.device().index());
   if ((device.major != 9 && device.major != 10) || !has_cudnn()) return false;
   const c10::DeviceGuard guard(qkv.device());
-  return builds(problem_of(qkv, options, false), device) && (!with_gradient || builds(problem_of(qkv, options, true), device));
+  return builds(problem_of(qkv, options, false), device) &&
+         (!with_gradient || builds(problem_of(qkv, options, true), device));
 }
 
 CudnnAttention cudnn_attention(const at::Tensor& qkv, const AttentionOptions& options) {
@@ -226,9 +242,10 @@ CudnnAttention cudnn_attention(const at::Tensor& qkv, const AttentionOptions& op
 
 at::Tensor cudnn_attention_gradient(const at::Tensor& qkv, const CudnnAttention& forward, const at::Tensor& grad_out,
                                     const AttentionOptions& options) {
-  static const auto run = register_cuda_operator<&run_attention_gradient>(
-      "attention_gradient",
-      "(Tensor(a!) grad_qkv, Tensor out, Tensor stats, Tensor qkv, Tensor grad_out, int heads, bool causal, float scale) -> ()");
+  static const auto run =
+      register_cuda_operator<&run_attention_gradient>("attention_gradient",
+                                                      "(Tensor(a!) grad_qkv, Tensor out, Tensor stats, Tensor qkv, "
+                                                      "Tensor grad_out, int heads, bool causal, float scale) -> ()");
   auto result = at::empty_like(qkv);
   run.call(result, forward.out, forward.stats, qkv, grad_out, options.heads, options.causal, *options.scale);
   return result;

@@ -16,6 +16,8 @@ bool is_aligned(const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.cons
 bool is_like(const at::Tensor& t, const at::Tensor& other) {
   return t.device() == other.device() && t.scalar_type() == other.scalar_type() && t.numel() > 0;
 }
-bool is_half_on_cuda(const at::Tensor& t) { return t.is_cuda() && (t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf); }
+bool is_half_on_cuda(const at::Tensor& t) {
+  return t.is_cuda() && (t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf);
+}
 
 }  // namespace fsdpp::ops

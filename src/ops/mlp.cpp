@@ -20,8 +20,9 @@ struct Weights {
 };
 
 struct SiluMlp : torch::autograd::Function<SiluMlp> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_given, const at::Tensor& up, const at::Tensor& down,
-                            const std::optional<at::Tensor>& up_bias, const std::optional<at::Tensor>& down_bias) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_given, const at::Tensor& up,
+                            const at::Tensor& down, const std::optional<at::Tensor>& up_bias,
+                            const std::optional<at::Tensor>& down_bias) {
     const auto x = dense(x_given);
     const Weights w{up, down, up_bias.value_or(at::Tensor()), down_bias.value_or(at::Tensor())};
     auto [h, activated] = activated_product(x, w.up, w.up_bias);
@@ -37,8 +38,9 @@ struct SiluMlp : torch::autograd::Function<SiluMlp> {
     const Weights wanted = wanted_of(context, w);
     const auto grad = dense(rows_of(grads[0]));
     const bool wants_h = context->needs_input_grad(0) || wanted.up.defined() || wanted.up_bias.defined();
-    auto [grad_h, no_up, activated] = wants_h ? activation_gradients(grad, w.down, h, {}, wanted.down.defined())
-                                              : ActivationGradients{{}, {}, wanted.down.defined() ? activate(h, {}) : at::Tensor()};
+    auto [grad_h, no_up, activated] =
+        wants_h ? activation_gradients(grad, w.down, h, {}, wanted.down.defined())
+                : ActivationGradients{{}, {}, wanted.down.defined() ? activate(h, {}) : at::Tensor()};
     Weights result;
     if (wanted.down.defined()) result.down = linear_weight_gradient(w.down, grad, rows_of(activated));
     activated.reset();
@@ -53,18 +55,23 @@ struct SiluMlp : torch::autograd::Function<SiluMlp> {
 
   // Those of which a gradient is wanted. Absent arguments are not counted.
   static Weights wanted_of(AutogradContext* context, const Weights& w) {
-    auto wanted = [&](size_t at, const at::Tensor& t) { return t.defined() && context->needs_input_grad(at) ? t : at::Tensor(); };
+    auto wanted = [&](size_t at, const at::Tensor& t) {
+      return t.defined() && context->needs_input_grad(at) ? t : at::Tensor();
+    };
     return {wanted(1, w.up), wanted(2, w.down), wanted(3, w.up_bias), wanted(w.up_bias.defined() ? 4 : 3, w.down_bias)};
   }
 };
 
 }  // namespace
 
-at::Tensor silu_mlp(const at::Tensor& x, const at::Tensor& up, const at::Tensor& down, const at::Tensor& up_bias, const at::Tensor& down_bias) {
+at::Tensor silu_mlp(const at::Tensor& x, const at::Tensor& up, const at::Tensor& down, const at::Tensor& up_bias,
+                    const at::Tensor& down_bias) {
   expect_alike("silu_mlp", {x, up, down, up_bias, down_bias});
-  FSDPP_ENFORCE(up.dim() == 2 && down.dim() == 2 && x.dim() >= 1 && x.size(-1) == up.size(1) && up.size(0) == down.size(1), UsageError,
-                "silu_mlp: expected x as [..., in], up as [width, in] and down as [out, width], got [{}], [{}] and [{}]", fmt::join(x.sizes(), ", "),
-                fmt::join(up.sizes(), ", "), fmt::join(down.sizes(), ", "));
+  FSDPP_ENFORCE(
+      up.dim() == 2 && down.dim() == 2 && x.dim() >= 1 && x.size(-1) == up.size(1) && up.size(0) == down.size(1),
+      UsageError,
+      "silu_mlp: expected x as [..., in], up as [width, in] and down as [out, width], got [{}], [{}] and [{}]",
+      fmt::join(x.sizes(), ", "), fmt::join(up.sizes(), ", "), fmt::join(down.sizes(), ", "));
   return SiluMlp::apply(x, up, down, optional(up_bias), optional(down_bias));
 }
 

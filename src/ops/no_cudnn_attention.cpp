@@ -5,9 +5,12 @@ namespace fsdpp::ops {
 
 bool cudnn_takes(const at::Tensor&, const AttentionOptions&, bool) { return false; }
 
-CudnnAttention cudnn_attention(const at::Tensor&, const AttentionOptions&) { fail<UsageError>("attention: this build is without cuDNN"); }
+CudnnAttention cudnn_attention(const at::Tensor&, const AttentionOptions&) {
+  fail<UsageError>("attention: this build is without cuDNN");
+}
 
-at::Tensor cudnn_attention_gradient(const at::Tensor&, const CudnnAttention&, const at::Tensor&, const AttentionOptions&) {
+at::Tensor cudnn_attention_gradient(const at::Tensor&, const CudnnAttention&, const at::Tensor&,
+                                    const AttentionOptions&) {
   fail<UsageError>("attention: this build is without cuDNN");
 }
 

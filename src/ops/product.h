@@ -4,7 +4,8 @@
 /// Matrix products of the operators: by cuBLASLt where it is at its best (cublas_product.h), else by LibTorch.
 namespace fsdpp::ops {
 
-/// out = a·b, or out += a·b; out may be wider than a and b (fp32 for 16-bit products: summed and stored in fp32). Two dimensions.
+/// out = a·b, or out += a·b; out may be wider than a and b (fp32 for 16-bit products: summed and stored in fp32). Two
+/// dimensions.
 void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
 [[nodiscard]] at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 

@@ -13,8 +13,10 @@ namespace fsdpp::ops {
 namespace {
 
 // `grad_out` becomes the gradient of h.
-ActivationGradients activation_backward(const at::Tensor& grad_out, const at::Tensor& h, const at::Tensor& up, bool wants_out) {
-  ActivationGradients result{grad_out, up.defined() ? at::empty_like(up) : up, wants_out ? at::empty_like(h) : at::Tensor()};
+ActivationGradients activation_backward(const at::Tensor& grad_out, const at::Tensor& h, const at::Tensor& up,
+                                        bool wants_out) {
+  ActivationGradients result{grad_out, up.defined() ? at::empty_like(up) : up,
+                             wants_out ? at::empty_like(h) : at::Tensor()};
   kernels::SiluBackwardArgs args{.grad_out = data_of(grad_out), .h = data_of(h), .up = data_of(up)};
   args.grad_h = data_of(result.h), args.grad_up = data_of(result.up), args.out = data_of(result.out);
   args.dtype = shard::kernel_dtype(h.scalar_type()), args.numel = h.numel();
@@ -44,8 +46,8 @@ Activated activated_product(const at::Tensor& x, const at::Tensor& weight, const
   return result;
 }
 
-ActivationGradients activation_gradients(const at::Tensor& grad_rows, const at::Tensor& weight, const at::Tensor& h, const at::Tensor& up,
-                                         bool wants_out) {
+ActivationGradients activation_gradients(const at::Tensor& grad_rows, const at::Tensor& weight, const at::Tensor& h,
+                                         const at::Tensor& up, bool wants_out) {
   expect_gathered(weight);
   if (up.defined() || !wants_out || !is_aligned(h) || !fused_silu_takes(grad_rows, weight, weight.size(1)))
     return activation_backward(product(grad_rows, weight).view(h.sizes()), h, up, wants_out);

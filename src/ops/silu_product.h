@@ -1,7 +1,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-/// SiLU between two linears: computed within the products beside it where kernels/silu_product.h can, else by kernels of its own.
+/// SiLU between two linears: computed within the products beside it where kernels/silu_product.h can, else by kernels
+/// of its own.
 namespace fsdpp::ops {
 
 /// silu(h), or silu(h)·up.
@@ -18,7 +19,7 @@ struct ActivationGradients {
   at::Tensor out;  ///< what activate() gave, if it is wanted
 };
 /// From the gradient of linear(activate(h, up), weight), as rows. h and up: dense.
-[[nodiscard]] ActivationGradients activation_gradients(const at::Tensor& grad_rows, const at::Tensor& weight, const at::Tensor& h,
-                                                       const at::Tensor& up, bool wants_out);
+[[nodiscard]] ActivationGradients activation_gradients(const at::Tensor& grad_rows, const at::Tensor& weight,
+                                                       const at::Tensor& h, const at::Tensor& up, bool wants_out);
 
 }  // namespace fsdpp::ops

@@ -1,4 +1,5 @@
-// Attention by cuDNN from and to packed tensors, against LibTorch's use of cuDNN on tensors of their own. Skipped on GPUs where LibTorch has none.
+// Attention by cuDNN from and to packed tensors, against LibTorch's use of cuDNN on tensors of their own. Skipped on
+// GPUs where LibTorch has none.
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/record_function.h>
@@ -31,22 +32,26 @@ struct Case {
   c10::ScalarType type = at::kBFloat16;
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.batch << " x " << c.seq << " x " << c.dim << ", heads " << c.options.heads << (c.options.causal ? ", causal" : "") << ", scale "
-             << c.options.scale.value_or(0) << ", " << c10::toString(c.type);
+  return out << c.batch << " x " << c.seq << " x " << c.dim << ", heads " << c.options.heads
+             << (c.options.causal ? ", causal" : "") << ", scale " << c.options.scale.value_or(0) << ", "
+             << c10::toString(c.type);
 }
 
 class AttentionOnCuda : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) FAIL() << "this program needs a GPU";
-    if (!ops::cudnn_takes(at::empty({1, 64, 3 * 128}, at::device(at::kCUDA).dtype(at::kBFloat16)), {.heads = 1}, true)) GTEST_SKIP() << "built without cuDNN";
+    if (!ops::cudnn_takes(at::empty({1, 64, 3 * 128}, at::device(at::kCUDA).dtype(at::kBFloat16)), {.heads = 1}, true))
+      GTEST_SKIP() << "built without cuDNN";
     const auto* device = at::cuda::getDeviceProperties(0);
     if (device->major != 9 && device->major != 10) GTEST_SKIP() << "a GPU on which LibTorch's operator runs";
   }
   void TearDown() override { at::globalContext().setDeterministicAlgorithms(false, false); }
 };
 
-at::Tensor on_cuda(at::IntArrayRef sizes, c10::ScalarType type, uint64_t seed) { return random(sizes, at::kFloat, seed).to(at::kCUDA).to(type); }
+at::Tensor on_cuda(at::IntArrayRef sizes, c10::ScalarType type, uint64_t seed) {
+  return random(sizes, at::kFloat, seed).to(at::kCUDA).to(type);
+}
 at::Tensor packed_of(const Case& c, uint64_t seed = 1) { return on_cuda({c.batch, c.seq, 3 * c.dim}, c.type, seed); }
 at::Tensor gradient_of(const Case& c, uint64_t seed = 2) { return on_cuda({c.batch, c.seq, c.dim}, c.type, seed); }
 
@@ -59,9 +64,14 @@ Operator libtorch_cudnn(const AttentionOptions& options) {
   return [=](const Tensors& in) {
     const auto batch = in[0].size(0), seq = in[0].size(1), dim = in[0].size(2) / 3;
     auto part = [&](int64_t i) {
-      return in[0].narrow(-1, i * dim, dim).contiguous().view({batch, seq, options.heads, dim / options.heads}).transpose(1, 2);
+      return in[0]
+          .narrow(-1, i * dim, dim)
+          .contiguous()
+          .view({batch, seq, options.heads, dim / options.heads})
+          .transpose(1, 2);
     };
-    const auto result = at::_scaled_dot_product_cudnn_attention(part(0), part(1), part(2), {}, true, 0.0, options.causal, false, options.scale);
+    const auto result = at::_scaled_dot_product_cudnn_attention(part(0), part(1), part(2), {}, true, 0.0,
+                                                                options.causal, false, options.scale);
     return Tensors{std::get<0>(result).transpose(1, 2).reshape({batch, seq, dim})};
   };
 }
@@ -73,7 +83,8 @@ Operator exact(const AttentionOptions& options) {
     Tensors heads;
     for (int64_t h = 0; h < options.heads; ++h) {
       auto of = [&](int64_t i) { return parts[static_cast<size_t>(i)].select(-3, h); };
-      auto scores = at::matmul(of(0), of(1).transpose(-1, -2)) * options.scale.value_or(1 / std::sqrt(static_cast<double>(of(0).size(-1))));
+      auto scores = at::matmul(of(0), of(1).transpose(-1, -2)) *
+                    options.scale.value_or(1 / std::sqrt(static_cast<double>(of(0).size(-1))));
       if (options.causal) scores = scores.masked_fill(at::ones_like(scores, at::kBool).triu(1), -INFINITY);
       heads.push_back(at::matmul(scores.softmax(-1), of(2)));
     }
@@ -81,8 +92,8 @@ Operator exact(const AttentionOptions& options) {
   };
 }
 
-// The largest error of an element, as a part of its row's largest one, or of a usual row's where that is more: with a causal mask the
-// first token's query has no gradient.
+// The largest error of an element, as a part of its row's largest one, or of a usual row's where that is more: with a
+// causal mask the first token's query has no gradient.
 double row_error(const at::Tensor& got, const at::Tensor& want) {
   const auto wide = want.to(at::kFloat), largest = wide.abs().amax(-1, true);
   return ((got.to(at::kFloat) - wide).abs() / largest.maximum(largest.mean())).max().item<double>();
@@ -91,8 +102,10 @@ double row_error(const at::Tensor& got, const at::Tensor& want) {
 // As good as LibTorch's use of cuDNN, and close to it; says how many elements have other bits.
 void expect_as_libtorchs(const at::Tensor& got, const at::Tensor& theirs, const at::Tensor& exactly, const char* what) {
   const double ours = row_error(got, exactly), others = row_error(theirs, exactly), apart = row_error(got, theirs);
-  std::printf("%-10s error of the row's largest: %.2e, LibTorch's %.2e; apart %.2e, %ld of %ld elements have other bits\n", what, ours, others, apart,
-              static_cast<long>(got.ne(theirs).sum().item<int64_t>()), static_cast<long>(got.numel()));
+  std::printf(
+      "%-10s error of the row's largest: %.2e, LibTorch's %.2e; apart %.2e, %ld of %ld elements have other bits\n",
+      what, ours, others, apart, static_cast<long>(got.ne(theirs).sum().item<int64_t>()),
+      static_cast<long>(got.numel()));
   const double ulp = rounding(got.scalar_type());
   EXPECT_LE(ours, 1.2 * others + ulp) << what;
   EXPECT_LE(apart, 2 * others + 2 * ulp) << what;
@@ -112,7 +125,8 @@ TEST_F(AttentionOnCuda, IsLibTorchsUseOfCudnn) {
     std::printf("%s\n", ::testing::PrintToString(c).c_str());
     const auto qkv = packed_of(c), grad = gradient_of(c);
     EXPECT_TRUE(ops::cudnn_takes(qkv, c.options, true));
-    const auto got = outcome_of(attention(c.options), {qkv}, {grad}), theirs = outcome_of(libtorch_cudnn(c.options), {qkv}, {grad});
+    const auto got = outcome_of(attention(c.options), {qkv}, {grad}),
+               theirs = outcome_of(libtorch_cudnn(c.options), {qkv}, {grad});
     const auto want = outcome_of(exact(c.options), {qkv.to(at::kFloat)}, {grad.to(at::kFloat)});
     expect_as_libtorchs(got.outputs[0], theirs.outputs[0], want.outputs[0], "output");
     for (int64_t i = 0; i < 3; ++i) {
@@ -140,8 +154,8 @@ TEST_F(AttentionOnCuda, KeepsItsResultAndANumberForEachTokenAndHead) {
   c10::cuda::CUDACachingAllocator::resetPeakStats(0);
   const auto gradient = torch::autograd::grad({out}, {qkv}, {grad})[0];
   const auto most = bytes(true) - kept;
-  std::printf("backward takes %.2f tensors of the result's size, %.2f of them the gradient\n", static_cast<double>(most) / out.nbytes(),
-              static_cast<double>(gradient.nbytes()) / out.nbytes());
+  std::printf("backward takes %.2f tensors of the result's size, %.2f of them the gradient\n",
+              static_cast<double>(most) / out.nbytes(), static_cast<double>(gradient.nbytes()) / out.nbytes());
   EXPECT_LE(most, static_cast<int64_t>(gradient.nbytes() + 2.2 * out.nbytes()));  // a sum in fp32, and small things
 }
 
@@ -156,7 +170,9 @@ TEST_F(AttentionOnCuda, WithoutGradientHasTheSameBits) {
 TEST_F(AttentionOnCuda, ThatBeginsAnywhereInMemoryHasTheBitsOfOneThatIsAligned) {
   const Case c{2, 256, 512, {.heads = 4}};
   const auto qkv = packed_of(c), grad = gradient_of(c);
-  auto shifted = [](const at::Tensor& t) { return at::constant_pad_nd(t.flatten(), {1, 0}).narrow(0, 1, t.numel()).view(t.sizes()); };
+  auto shifted = [](const at::Tensor& t) {
+    return at::constant_pad_nd(t.flatten(), {1, 0}).narrow(0, 1, t.numel()).view(t.sizes());
+  };
   ASSERT_NE(reinterpret_cast<uintptr_t>(shifted(qkv).data_ptr()) % 16, 0U);
   at::globalContext().setDeterministicAlgorithms(true, true);
   const auto want = outcome_of(attention(c.options), {qkv}, {grad});
@@ -174,13 +190,14 @@ TEST_F(AttentionOnCuda, AskedForDeterministicKernelsGivesTheSameBitsEachTime) {
   EXPECT_TRUE(ops::cudnn_takes(qkv, c.options, true));
   const auto first = outcome_of(attention(c.options), {qkv}, {grad}).gradients[0];
   EXPECT_LE(row_error(first, want), 0.05);
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(at::equal(outcome_of(attention(c.options), {qkv}, {grad}).gradients[0], first));
+  for (int i = 0; i < 10; ++i)
+    EXPECT_TRUE(at::equal(outcome_of(attention(c.options), {qkv}, {grad}).gradients[0], first));
 }
 
 TEST_F(AttentionOnCuda, OfWhatCudnnDoesNotTakeIsLibTorchs) {
-  const Case cases[] = {{2, 64, 48, {.heads = 4}},    // 12 numbers a head
-                        {2, 64, 256, {.heads = 1}},   // 256
-                        {3, 1, 64, {.heads = 1}},     // nothing to attend to
+  const Case cases[] = {{2, 64, 48, {.heads = 4}},   // 12 numbers a head
+                        {2, 64, 256, {.heads = 1}},  // 256
+                        {3, 1, 64, {.heads = 1}},    // nothing to attend to
                         {2, 64, 64, {.heads = 1}, at::kFloat},
                         {2, 64, 64, {.heads = 1}, at::kDouble}};
   for (const auto& c : cases) {
@@ -206,10 +223,13 @@ TEST_F(AttentionOnCuda, IsDifferentiableTwice) {
   const Case c{2, 32, 64, {.heads = 2, .causal = true}};
   auto second = [&](const Operator& op, const at::Tensor& from) {
     const auto x = from.detach().requires_grad_();
-    const auto first = torch::autograd::grad({op({x})[0]}, {x}, {gradient_of(c).to(from.scalar_type())}, {}, /*create_graph=*/true)[0];
+    const auto first =
+        torch::autograd::grad({op({x})[0]}, {x}, {gradient_of(c).to(from.scalar_type())}, {}, /*create_graph=*/true)[0];
     return torch::autograd::grad({first}, {x}, {packed_of(c, 3).to(from.scalar_type())})[0];
   };
-  EXPECT_LE(row_error(second(attention(c.options), packed_of(c)), second(exact(c.options), packed_of(c).to(at::kFloat))), 0.1);
+  EXPECT_LE(
+      row_error(second(attention(c.options), packed_of(c)), second(exact(c.options), packed_of(c).to(at::kFloat))),
+      0.1);
 }
 
 std::map<std::string, double> operations;
@@ -224,11 +244,13 @@ TEST_F(AttentionOnCuda, HasItsOperationsCountedByAProfiler) {
     return nullptr;
   };
   const Case c{2, 256, 512, {.heads = 4}};
-  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(seen).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  const auto handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(seen).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   (void)outcome_of(attention(c.options), {packed_of(c)}, {gradient_of(c)});
   at::removeCallback(handle);
   const double product = 2.0 * 2 * 256 * 256 * 512;
-  EXPECT_EQ(operations, (std::map<std::string, double>{{"fsdpp::attention", 2 * product}, {"fsdpp::attention_gradient", 5 * product}}));
+  EXPECT_EQ(operations, (std::map<std::string, double>{{"fsdpp::attention", 2 * product},
+                                                       {"fsdpp::attention_gradient", 5 * product}}));
 }
 
 TEST_F(AttentionOnCuda, RecomputedGivesTheSameGradients) {
@@ -238,13 +260,16 @@ TEST_F(AttentionOnCuda, RecomputedGivesTheSameGradients) {
     return Tensors{checkpoint([&](const at::Tensor& t) { return ops::attention(t, c.options); }, in[0])};
   };
   const auto qkv = packed_of(c), grad = gradient_of(c);
-  EXPECT_TRUE(at::equal(outcome_of(again, {qkv}, {grad}).gradients[0], outcome_of(attention(c.options), {qkv}, {grad}).gradients[0]));
+  EXPECT_TRUE(at::equal(outcome_of(again, {qkv}, {grad}).gradients[0],
+                        outcome_of(attention(c.options), {qkv}, {grad}).gradients[0]));
 }
 
 TEST_F(AttentionOnCuda, OnTwoThreadsWithStreamsOfTheirOwnIsRightOnBoth) {
   const Case c{2, 384, 512, {.heads = 4}};
   at::globalContext().setDeterministicAlgorithms(true, true);
-  auto run = [&](uint64_t seed) { return outcome_of(attention(c.options), {packed_of(c, seed)}, {gradient_of(c, seed)}).gradients[0]; };
+  auto run = [&](uint64_t seed) {
+    return outcome_of(attention(c.options), {packed_of(c, seed)}, {gradient_of(c, seed)}).gradients[0];
+  };
   const at::Tensor want[] = {run(1), run(2)};
   cudaDeviceSynchronize();
   int wrong[] = {0, 0};
@@ -261,7 +286,9 @@ TEST_F(AttentionOnCuda, OnTwoThreadsWithStreamsOfTheirOwnIsRightOnBoth) {
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(int64_t dim) { weight = register_parameter("weight", at::zeros({3 * dim, dim})); }
-  at::Tensor forward(const at::Tensor& x) { return ops::attention(ops::linear(x, weight), {.heads = 4}).to(at::kFloat).square().mean(); }
+  at::Tensor forward(const at::Tensor& x) {
+    return ops::attention(ops::linear(x, weight), {.heads = 4}).to(at::kFloat).square().mean();
+  }
   at::Tensor weight;
 };
 FSDPP_MODULE(Net);

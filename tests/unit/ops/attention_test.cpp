@@ -12,8 +12,8 @@
 namespace fsdpp::test {
 namespace {
 
-using ::testing::HasSubstr;
 using ops::AttentionOptions;
+using ::testing::HasSubstr;
 
 struct Case {
   std::vector<int64_t> leading;  // dimensions before seq
@@ -42,18 +42,22 @@ std::vector<int64_t> sizes_of(const Case& c, int64_t width) {
 at::Tensor separate(const at::Tensor& qkv, const AttentionOptions& options) {
   const auto dim = qkv.size(-1) / 3;
   auto by_head = [&](int64_t part) {
-    auto t = qkv.narrow(-1, part * dim, dim).contiguous().reshape({-1, qkv.size(-2), options.heads, dim / options.heads});
+    auto t =
+        qkv.narrow(-1, part * dim, dim).contiguous().reshape({-1, qkv.size(-2), options.heads, dim / options.heads});
     return t.transpose(1, 2);
   };
   auto sizes = qkv.sizes().vec();
   sizes.back() = dim;
-  return at::scaled_dot_product_attention(by_head(0), by_head(1), by_head(2), {}, 0.0, options.causal, options.scale).transpose(1, 2).reshape(sizes);
+  return at::scaled_dot_product_attention(by_head(0), by_head(1), by_head(2), {}, 0.0, options.causal, options.scale)
+      .transpose(1, 2)
+      .reshape(sizes);
 }
 
 // The formula itself.
 at::Tensor formula(const at::Tensor& qkv, const AttentionOptions& options) {
   auto parts = qkv.unflatten(-1, {3, options.heads, -1}).transpose(-2, -4).unbind(-3);  // each [..., heads, seq, d]
-  auto scores = at::matmul(parts[0], parts[1].transpose(-1, -2)) * options.scale.value_or(1 / std::sqrt(static_cast<double>(parts[0].size(-1))));
+  auto scores = at::matmul(parts[0], parts[1].transpose(-1, -2)) *
+                options.scale.value_or(1 / std::sqrt(static_cast<double>(parts[0].size(-1))));
   if (options.causal) scores = scores.masked_fill(at::ones_like(scores, at::kBool).triu(1), -INFINITY);
   return at::matmul(scores.softmax(-1), parts[2]).transpose(-2, -3).flatten(-2);
 }
@@ -67,7 +71,8 @@ TEST(Attention, IsThatOfSeparateTensorsToTheBitInEveryTypeAndShape) {
     for (auto type : kTypes) {
       const auto qkv = random(sizes_of(c, 3 * c.dim), type, 1), grad = random(sizes_of(c, c.dim), type, 2);
       const auto got = outcome_of(packed(c.options), {qkv}, {grad});
-      const auto want = outcome_of([&](const Tensors& in) { return Tensors{separate(in[0], c.options)}; }, {qkv}, {grad});
+      const auto want =
+          outcome_of([&](const Tensors& in) { return Tensors{separate(in[0], c.options)}; }, {qkv}, {grad});
       EXPECT_TRUE(at::equal(got.outputs[0], want.outputs[0])) << c << type;
       EXPECT_TRUE(at::equal(got.gradients[0], want.gradients[0])) << c << type;
       EXPECT_TRUE(got.outputs[0].is_contiguous()) << c;
@@ -103,7 +108,8 @@ at::Tensor finite_differences(const std::function<double(const at::Tensor&)>& f,
 TEST(Attention, GradientsAreFiniteDifferences) {
   for (const auto& c : kCases) {
     if (c.seq > 20) continue;
-    const auto x = random(sizes_of(c, 3 * c.dim), at::kDouble, 5).requires_grad_(), weights = random(sizes_of(c, c.dim), at::kDouble, 6);
+    const auto x = random(sizes_of(c, 3 * c.dim), at::kDouble, 5).requires_grad_(),
+               weights = random(sizes_of(c, c.dim), at::kDouble, 6);
     const auto grad = torch::autograd::grad({(ops::attention(x, c.options) * weights).sum()}, {x})[0];
     at::NoGradGuard no_grad;
     auto f = [&](const at::Tensor& at) { return (ops::attention(at, c.options) * weights).sum().item<double>(); };
@@ -123,12 +129,21 @@ TEST(Attention, GradientByPlainOperatorsIsTheSameAndDifferentiableAgain) {
     const auto weights = random(x.sizes(), at::kDouble, 9);
     const auto second = torch::autograd::grad({(got * weights).sum()}, {x, grad_out});
     auto first = [&](const at::Tensor& at, const at::Tensor& g) {
-      return (ops::libtorch_attention_gradient(at.detach().requires_grad_(), g, c.options) * weights).sum().item<double>();
+      return (ops::libtorch_attention_gradient(at.detach().requires_grad_(), g, c.options) * weights)
+          .sum()
+          .item<double>();
     };
     at::NoGradGuard no_grad;
-    EXPECT_LT((second[0] - finite_differences([&](auto& at) { return first(at, grad_out); }, x)).abs().max().item<double>(), 1e-7) << c;
-    EXPECT_LT((second[1] - finite_differences([&](auto& g) { return first(x, g); }, grad_out)).abs().max().item<double>(), 1e-7) << c;
-    EXPECT_FALSE(ops::libtorch_attention_gradient(x, grad_out, c.options).requires_grad()) << "not recorded without create_graph";
+    EXPECT_LT(
+        (second[0] - finite_differences([&](auto& at) { return first(at, grad_out); }, x)).abs().max().item<double>(),
+        1e-7)
+        << c;
+    EXPECT_LT(
+        (second[1] - finite_differences([&](auto& g) { return first(x, g); }, grad_out)).abs().max().item<double>(),
+        1e-7)
+        << c;
+    EXPECT_FALSE(ops::libtorch_attention_gradient(x, grad_out, c.options).requires_grad())
+        << "not recorded without create_graph";
   }
 }
 
@@ -172,10 +187,12 @@ TEST(Attention, OfNoTokensIsEmpty) {
 }
 
 TEST(Attention, RecomputedGivesTheSameGradients) {
-  const auto x = random({2, 5, 12}, at::kFloat, 13), weight = random({36, 12}, at::kFloat, 14), grad = random({2, 5, 12}, at::kFloat, 15);
+  const auto x = random({2, 5, 12}, at::kFloat, 13), weight = random({36, 12}, at::kFloat, 14),
+             grad = random({2, 5, 12}, at::kFloat, 15);
   auto plain = [](const Tensors& in) { return Tensors{ops::attention(ops::linear(in[0], in[1]), {.heads = 3})}; };
   auto again = [&](const Tensors& in) {
-    return Tensors{checkpoint([&](const at::Tensor& t) { return ops::attention(ops::linear(t, in[1]), {.heads = 3}); }, in[0])};
+    return Tensors{
+        checkpoint([&](const at::Tensor& t) { return ops::attention(ops::linear(t, in[1]), {.heads = 3}); }, in[0])};
   };
   const auto got = outcome_of(again, {x, weight}, {grad}), want = outcome_of(plain, {x, weight}, {grad});
   EXPECT_TRUE(at::equal(got.gradients[0], want.gradients[0]));
@@ -193,7 +210,8 @@ std::string refusal(const at::Tensor& qkv, const AttentionOptions& options) {
 
 TEST(Attention, MisuseNamesWhatWasExpectedAndWhatCame) {
   const auto qkv = at::zeros({2, 5, 36});
-  EXPECT_THAT(refusal({}, {.heads = 3}), HasSubstr("attention: expected qkv of a floating dtype, got an undefined tensor"));
+  EXPECT_THAT(refusal({}, {.heads = 3}),
+              HasSubstr("attention: expected qkv of a floating dtype, got an undefined tensor"));
   EXPECT_THAT(refusal(qkv.to(at::kLong), {.heads = 3}), HasSubstr("got Long"));
   EXPECT_THAT(refusal(at::zeros({36}), {.heads = 3}), HasSubstr("expected qkv as [..., seq, 3 * dim], got [36]"));
   EXPECT_THAT(refusal(qkv, {.heads = 5}), HasSubstr("got [2, 5, 36] and 5 heads"));

@@ -44,7 +44,8 @@ TEST(SiluMlp, EqualsTwoLinearsWithSiluBetween) {
           SCOPED_TRACE(::testing::Message() << type << " " << shape << " biases " << up_bias << down_bias);
           const auto in = inputs(shape, type, up_bias, down_bias);
           const auto grad = random(with_last(shape, kOut), type, 6);
-          expect_close(outcome(mlp, in, grad), outcome(mlp_exactly, in_double(in), in_double(grad)), 4 * tolerance(type));
+          expect_close(outcome(mlp, in, grad), outcome(mlp_exactly, in_double(in), in_double(grad)),
+                       4 * tolerance(type));
         }
 }
 
@@ -65,7 +66,8 @@ TEST(SiluMlp, BackwardTwiceThroughAKeptGraphGivesTheSame) {
   auto in = inputs({3, 4}, at::kFloat, false, false);
   for (size_t i = 0; i < 3; ++i) in[i].requires_grad_();
   auto y = mlp(in)[0].square().sum();
-  auto first = torch::autograd::grad({y}, {in[0], in[1], in[2]}, {}, /*retain_graph=*/true), second = torch::autograd::grad({y}, {in[0], in[1], in[2]});
+  auto first = torch::autograd::grad({y}, {in[0], in[1], in[2]}, {}, /*retain_graph=*/true),
+       second = torch::autograd::grad({y}, {in[0], in[1], in[2]});
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(first[i], second[i]));
 }
 

@@ -12,7 +12,9 @@
 namespace fsdpp::test {
 namespace {
 
-at::Tensor on_gpu(at::IntArrayRef sizes, c10::ScalarType type, uint64_t seed) { return random(sizes, type, seed).cuda(); }
+at::Tensor on_gpu(at::IntArrayRef sizes, c10::ScalarType type, uint64_t seed) {
+  return random(sizes, type, seed).cuda();
+}
 at::Tensor by_columns(const at::Tensor& t) { return t.t().contiguous().t(); }
 
 class CublasProducts : public ::testing::Test {
@@ -51,7 +53,8 @@ TEST_F(CublasProducts, TakePartsOfLargerMatrices) {
   auto a = on_gpu({64, 96}, at::kBFloat16, 1), b = on_gpu({96, 64}, at::kBFloat16, 2);
   auto whole = at::zeros({64, 64}, a.options().dtype(at::kFloat)), part = whole.narrow(1, 8, 40);
   ops::product_into(part, a.narrow(1, 16, 32), b.narrow(0, 16, 32).narrow(1, 24, 40), /*accumulate=*/false);
-  EXPECT_TRUE(is_rounded(part, at::mm(in_double(a.narrow(1, 16, 32)), in_double(b.narrow(0, 16, 32).narrow(1, 24, 40)))));
+  EXPECT_TRUE(
+      is_rounded(part, at::mm(in_double(a.narrow(1, 16, 32)), in_double(b.narrow(0, 16, 32).narrow(1, 24, 40)))));
   EXPECT_EQ(whole.narrow(1, 0, 8).abs().sum().item<float>() + whole.narrow(1, 48, 16).abs().sum().item<float>(), 0);
 }
 
@@ -67,7 +70,8 @@ TEST_F(CublasProducts, LinearsHaveTheirBias) {
 
 TEST_F(CublasProducts, WhatTheyDoNotTakeIsComputedAllTheSame) {
   auto ten = on_gpu({10, 10}, at::kBFloat16, 1), wide = on_gpu({16, 16}, at::kFloat, 2);
-  auto shifted = on_gpu({257}, at::kBFloat16, 3).narrow(0, 1, 256).view({16, 16}), spread = on_gpu({32, 32}, at::kBFloat16, 4).slice(0, 0, 32, 2).slice(1, 0, 32, 2);
+  auto shifted = on_gpu({257}, at::kBFloat16, 3).narrow(0, 1, 256).view({16, 16}),
+       spread = on_gpu({32, 32}, at::kBFloat16, 4).slice(0, 0, 32, 2).slice(1, 0, 32, 2);
   constexpr double kLibTorchsRoundings = 16;  // its sums are what they are
   for (const auto& t : {ten, wide, shifted, spread}) {
     auto out = at::empty(t.sizes(), t.options());
@@ -99,7 +103,8 @@ TEST_F(CublasProducts, AShardedParameterIsAnError) {
   auto world = comm::World::init({.device = c10::DeviceType::CUDA});
   Probe probe;
   probe->to(world->device());
-  fully_shard(probe, comm::Mesh::shard(world), {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+  fully_shard(probe, comm::Mesh::shard(world),
+              {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
   auto x = at::ones({4, 8}, at::dtype(at::kBFloat16).device(world->device()));
   EXPECT_EQ(probe(x).sum().item<float>(), 4 * 16 * 8);
   EXPECT_THROW((void)probe->forward(x), UsageError);
