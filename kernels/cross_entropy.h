@@ -23,8 +23,8 @@ struct CrossEntropyArgs {
 int cross_entropy(const CrossEntropyArgs& args, CUstream_st* stream);
 void cross_entropy_cpu(const CrossEntropyArgs& args);
 
-/// factors[0] = 1 / n, n being how many targets are not ignore_index; and 1 / max(n, 1) = factors[1] · factors[2], the largest power of two
-/// not above it, by which numbers are scaled exactly, and the rest: 1 if n is a power of two.
+/// factors[0] = 1 / n, n being how many targets are not ignore_index; and 1 / max(n, 1) = factors[1] · factors[2], the
+/// largest power of two not above it, by which numbers are scaled exactly, and the rest: 1 if n is a power of two.
 struct MeanFactorsArgs {
   const int64_t* targets = nullptr;
   int64_t rows = 0;

@@ -49,12 +49,14 @@ std::pair<at::Tensor, at::Tensor> RMSNormImpl::add(const Residual& stream) {
   return {forward(total), total};
 }
 
-std::pair<at::Tensor, at::Tensor> RMSNormImpl::add_then_linear(const Residual& stream, const at::Tensor& to, const at::Tensor& bias) {
+std::pair<at::Tensor, at::Tensor> RMSNormImpl::add_then_linear(const Residual& stream, const at::Tensor& to,
+                                                               const at::Tensor& bias) {
   if (!(fused && again)) {
     const auto [normed, total] = add(stream);
     return {product(normed, to, bias, fused), total};
   }
-  fsdpp::ops::RmsNormLinearArgs args{.x = stream.sum, .residual = {}, .norm_weight = weight, .weight = to, .bias = bias, .parts = 1, .eps = {}};
+  fsdpp::ops::RmsNormLinearArgs args{
+      .x = stream.sum, .residual = {}, .norm_weight = weight, .weight = to, .bias = bias, .parts = 1, .eps = {}};
   if (stream.delta) args.x = *stream.delta, args.residual = stream.sum;
   auto result = fsdpp::ops::rms_norm_linear(args);
   return {result.parts[0], result.sum};

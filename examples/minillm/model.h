@@ -45,7 +45,8 @@ struct RMSNormImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);  // (B, T, D) → (B, T, D)
   std::pair<at::Tensor, at::Tensor> add(const Residual& stream);  // {the stream's total normed, the total}
   /// {the stream's total normed, then linear; the total}
-  std::pair<at::Tensor, at::Tensor> add_then_linear(const Residual& stream, const at::Tensor& to, const at::Tensor& bias);
+  std::pair<at::Tensor, at::Tensor> add_then_linear(const Residual& stream, const at::Tensor& to,
+                                                    const at::Tensor& bias);
   at::Tensor weight;  // (D)
   bool fused, again;
 };

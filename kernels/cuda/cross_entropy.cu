@@ -100,7 +100,8 @@ __device__ void fill_row(const RowView<T, N>& row, T value) {
 
 /// Returns the row's loss to all threads. `target` is inside the row.
 template <class T, int N>
-__device__ typename ComputeType<T>::type row_loss(const RowView<T, N>& row, int target, bool gradient, const double* factor_or_null) {
+__device__ typename ComputeType<T>::type row_loss(const RowView<T, N>& row, int target, bool gradient,
+                                                  const double* factor_or_null) {
   using C = typename ComputeType<T>::type;
   const RowGroup block(static_cast<int>(blockDim.x));
   const C at_target = to_compute<C>(row.data[target]);
@@ -117,7 +118,8 @@ __device__ typename ComputeType<T>::type row_loss(const RowView<T, N>& row, int 
   const C lse = max + log(combine_group(block, part.sum, 1, AddOp()));
   if (gradient) {
     const C factor = factor_or_null ? static_cast<C>(*factor_or_null) : C(1);
-    held.use_again(row, [&](int first, const Vec<T, N>& x) { write_gradient(row.data, first, x, lse, target, factor); });
+    held.use_again(row,
+                   [&](int first, const Vec<T, N>& x) { write_gradient(row.data, first, x, lse, target, factor); });
     if (row.edge >= 0) write_gradient(row.data, row.edge, edge, lse, target, factor);
   }
   return lse - at_target;

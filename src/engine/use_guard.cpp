@@ -44,10 +44,13 @@ std::shared_ptr<Unit> owner_of(const at::Tensor& t) {
 // Operators that only a forward would run on a parameter: an error on a shard even when no graph is recorded.
 bool is_forward_op(std::string_view name) {
   static constexpr std::array<std::string_view, 21> kNames = {
-      "fsdpp::product", "fsdpp::silu_product", "fsdpp::silu_product_backward", "aten::linear", "aten::matmul", "aten::mm",
-      "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv",
-      "aten::embedding", "aten::convolution", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::layer_norm",
-      "aten::group_norm", "aten::batch_norm", "aten::rms_norm", "aten::bilinear"};
+      "fsdpp::product",    "fsdpp::silu_product", "fsdpp::silu_product_backward",
+      "aten::linear",      "aten::matmul",        "aten::mm",
+      "aten::addmm",       "aten::bmm",           "aten::baddbmm",
+      "aten::mv",          "aten::addmv",         "aten::embedding",
+      "aten::convolution", "aten::conv1d",        "aten::conv2d",
+      "aten::conv3d",      "aten::layer_norm",    "aten::group_norm",
+      "aten::batch_norm",  "aten::rms_norm",      "aten::bilinear"};
   for (auto n : kNames)
     if (n == name) return true;
   return false;

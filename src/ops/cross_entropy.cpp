@@ -92,7 +92,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     if (wants_x) gradients.x = at::empty_like(rows);
     if (wants_weight) gradients.weight = memory_for_sums(weight, compute_type(x));
     auto factors = mean_factors(targets, options.ignore_index);
-    auto losses = run_chunks(rows, weight, targets, options, gradients, scales_early(x) ? factors.const_data_ptr<double>() + 1 : nullptr);
+    auto losses = run_chunks(rows, weight, targets, options, gradients,
+                             scales_early(x) ? factors.const_data_ptr<double>() + 1 : nullptr);
     context->save_for_backward({gradients.x, gradients.weight, factors, weight});
     context->saved_data["sizes"] = x.sizes();
     return losses.sum().mul_(factors[0]);

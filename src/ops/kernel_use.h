@@ -10,7 +10,8 @@ namespace fsdpp::ops {
 /// for a sharded parameter in forward; in backward its unit is gathered if nobody announced it.
 void expect_memory(const at::Tensor& parameter, const char* op);
 
-/// The same for a parameter on CUDA whose sizes and memory decide how it is multiplied, before an operator's guard sees it.
+/// The same for a parameter on CUDA whose sizes and memory decide how it is multiplied, before an operator's guard sees
+/// it.
 inline void expect_gathered(const at::Tensor& weight) {
   if (weight.is_cuda()) expect_memory(weight, "fsdpp::product");
 }

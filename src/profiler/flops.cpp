@@ -34,7 +34,8 @@ double own_product(const std::vector<Arg>& args, size_t factor) {
   return out && left ? 2 * product(*out) * static_cast<double>(left->back()) : 0;
 }
 
-/// Attention between all tokens of `at`, [..., seq, dim] in all heads: a product of [seq, dim] and [dim, seq], or as much, `products` times.
+/// Attention between all tokens of `at`, [..., seq, dim] in all heads: a product of [seq, dim] and [dim, seq], or as
+/// much, `products` times.
 double own_attention(const std::vector<Arg>& args, size_t at, double products) {
   const Sizes* out = sizes_at(args, at);
   if (!out || out->size() < 2) return 0;

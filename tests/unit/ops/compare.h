@@ -65,7 +65,9 @@ inline void expect_rounded(const Outcome& got, const Outcome& want, double round
 }
 
 // Products of 16-bit numbers: several roundings on the way, the largest of sums counts.
-inline double tolerance(c10::ScalarType type) { return type == at::kDouble ? 1e-13 : type == at::kFloat ? 3e-6 : 8 * rounding(type); }
+inline double tolerance(c10::ScalarType type) {
+  return type == at::kDouble ? 1e-13 : type == at::kFloat ? 3e-6 : 8 * rounding(type);
+}
 
 inline void expect_close(const Outcome& got, const Outcome& want, double tolerance) {
   auto close = [&](const at::Tensor& a, const at::Tensor& b) {
@@ -73,7 +75,8 @@ inline void expect_close(const Outcome& got, const Outcome& want, double toleran
     return (in_double(a) - b).abs().max().item<double>() <= tolerance * (b.abs().max().item<double>() + 1e-3);
   };
   EXPECT_TRUE(close(got.outputs[0], want.outputs[0]));
-  for (size_t i = 0; i < got.gradients.size(); ++i) EXPECT_TRUE(close(got.gradients[i], want.gradients[i])) << "gradient " << i;
+  for (size_t i = 0; i < got.gradients.size(); ++i)
+    EXPECT_TRUE(close(got.gradients[i], want.gradients[i])) << "gradient " << i;
 }
 
 inline std::vector<int64_t> with_last(std::vector<int64_t> shape, int64_t last) {

@@ -43,7 +43,8 @@ struct NetImpl : torch::nn::Module {
   at::Tensor block(const at::Tensor& x) {
     auto [y, sum] = ops::add_rms_norm(mixed(x), x, norm2);
     auto h = ops::linear(y, up);
-    return sum + ops::silu_linear(h, down, bias) + ops::swiglu_linear(ops::linear(y, gate), h, gated_down) + ops::silu_mlp(y, gate, gated_down, {}, bias);
+    return sum + ops::silu_linear(h, down, bias) + ops::swiglu_linear(ops::linear(y, gate), h, gated_down) +
+           ops::silu_mlp(y, gate, gated_down, {}, bias);
   }
   at::Tensor mixed(const at::Tensor& x) {
     if (by != By::NormsAgain) return ops::linear(ops::rms_norm(x, norm1), mix);

@@ -215,7 +215,9 @@ TEST(Flops, MatrixProductsThenTwicePerMultiplyAdd) {
   EXPECT_EQ(mm({Arg::tensor({2, 3, 5}), Arg::tensor({2, 5, 7})}, "aten::bmm"), 2.0 * 2 * 3 * 5 * 7);
   EXPECT_EQ(mm({Arg::tensor({3, 7}), Arg::tensor({3, 5}), Arg::tensor({7, 5})}, "fsdpp::product"), 2.0 * 3 * 5 * 7);
   EXPECT_EQ(mm({Arg::tensor({3, 7})}, "fsdpp::product"), 0);
-  EXPECT_EQ(mm({Arg::tensor({3, 7}), Arg::tensor({3, 7}), Arg::tensor({3, 5}), Arg::tensor({7, 5})}, "fsdpp::silu_product"), 2.0 * 3 * 5 * 7);
+  EXPECT_EQ(
+      mm({Arg::tensor({3, 7}), Arg::tensor({3, 7}), Arg::tensor({3, 5}), Arg::tensor({7, 5})}, "fsdpp::silu_product"),
+      2.0 * 3 * 5 * 7);
   EXPECT_EQ(mm({Arg::tensor({3, 5}), Arg::tensor({4, 7})}, "aten::mm"), 0);  // they don't fit
   EXPECT_EQ(mm({}, "aten::mm"), 0);
   EXPECT_EQ(mm({Arg::tensor({3, 5}), Arg::tensor({5, 7})}, "aten::add"), 0);
@@ -240,9 +242,11 @@ TEST(Flops, AttentionThenTwoProductsForwardAndFiveBackward) {
   const double unit = 2.0 * 2 * 4 * 128 * 256;
   EXPECT_EQ(flops_of("aten::scaled_dot_product_attention", {q, k, v}), unit * (64 + 32));
   EXPECT_EQ(flops_of("aten::_scaled_dot_product_flash_attention_backward", {v, q, k, v}), unit * (3 * 64 + 2 * 32));
-  const Arg packed = Arg::tensor({2, 16, 3 * 8 * 4}), out = Arg::tensor({2, 16, 8 * 4}), stats = Arg::tensor({2, 8, 16, 1});
+  const Arg packed = Arg::tensor({2, 16, 3 * 8 * 4}), out = Arg::tensor({2, 16, 8 * 4}),
+            stats = Arg::tensor({2, 8, 16, 1});
   EXPECT_EQ(flops_of("fsdpp::attention", {out, stats, packed}), 2.0 * 2 * 8 * 16 * 16 * (4 + 4));
-  EXPECT_EQ(flops_of("fsdpp::attention_gradient", {packed, out, stats, packed, out}), 2.0 * 2 * 8 * 16 * 16 * (3 * 4 + 2 * 4));
+  EXPECT_EQ(flops_of("fsdpp::attention_gradient", {packed, out, stats, packed, out}),
+            2.0 * 2 * 8 * 16 * 16 * (3 * 4 + 2 * 4));
 }
 
 TEST(OpArgs, WrittenThenReadBackEqualAndCutTailsAreSafe) {
