@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "bench_kernels.h"
 #include "kernels/activation.h"
 #include "kernels/column_sums.h"
 #include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
 #include "kernels/rms_norm.h"
 
 /// Rows of the kernels that compute sums over rows, or exponentials, in bf16. Their bytes leave out what is small: weights,
@@ -192,6 +194,55 @@ Row cross_entropy_row(bool gradient) {
       [](CrossEntropyArgs& a) { a.targets = targets.data(), a.losses = host_rows.data(); });
 }
 
+/// Ids of kTokens tokens, and the scratch memory of the gradient of the table.
+struct TokenIds {
+  static constexpr int64_t kTokens = 8192;
+  std::vector<int64_t> ids = std::vector<int64_t>(kTokens);
+  DeviceBytes device{kTokens * sizeof(int64_t)}, scratch{embedding_backward_scratch_bytes(kTokens, kVocab)};
+  /// draw(u): an id from a number in [0, 1).
+  explicit TokenIds(const std::function<double(double)>& draw) {
+    std::mt19937 random(3);
+    std::uniform_real_distribution<double> uniform;
+    for (auto& id : ids) id = std::min(static_cast<int64_t>(draw(uniform(random))), kVocab - 1);
+    check(cudaMemcpy(device.at(0), ids.data(), kTokens * sizeof(int64_t), cudaMemcpyHostToDevice));
+  }
+};
+
+/// n elements of the table. Memory: the gradient of the tokens in the first array, that of the table in the second.
+Row embedding_row(const std::string& name, const std::function<double(double)>& draw) {
+  auto tokens = std::make_shared<TokenIds>(draw);
+  const auto args = [](void* grad, void* out, const int64_t* ids, int64_t n) {
+    EmbeddingBackwardArgs a{.grad = grad, .dtype = DType::BF16, .ids = ids, .out = out};
+    a.tokens = TokenIds::kTokens, a.vocab = n / kDim, a.dim = kDim;
+    return a;
+  };
+  const auto run = [=](void** arrays, int64_t n) {
+    auto a = args(arrays[0], arrays[1], reinterpret_cast<const int64_t*>(tokens->device.at(0)), n);
+    a.scratch = tokens->scratch.at(0);
+    return embedding_backward(a, nullptr);
+  };
+  const auto same = [=](const Memory& memory) {
+    void* arrays[] = {memory.array(0, 0), memory.array(0, 1)};
+    std::vector<uint16_t> grad(TokenIds::kTokens * kDim);
+    std::vector<float> want(kVocab * kDim), got(want.size());
+    check(cudaMemcpy(grad.data(), arrays[0], grad.size() * 2, cudaMemcpyDeviceToHost));
+    check(run(arrays, kVocab * kDim));
+    check(cudaMemcpy(got.data(), arrays[1], got.size() * 4, cudaMemcpyDeviceToHost));
+    embedding_backward_cpu(args(grad.data(), want.data(), tokens->ids.data(), kVocab * kDim));
+    return got == want;
+  };
+  const double read = static_cast<double>(TokenIds::kTokens * (kDim * 2 + 8)) / static_cast<double>(kVocab * kDim);
+  return {"embedding backward bf16 to fp32, 8192 tokens, " + name, "vocab·dim·4 + tokens·(dim·2 + 8)", 4 + read, run, {},
+          kVocab * kDim, same};
+}
+
+std::vector<Row> embedding_rows() {
+  const auto vocab = static_cast<double>(kVocab);
+  return {embedding_row("even", [=](double u) { return u * vocab; }),
+          embedding_row("zipf", [=](double u) { return std::pow(vocab + 1, u) - 1; }),
+          embedding_row("all one", [](double) { return 7; })};
+}
+
 }  // namespace
 
 std::vector<Row> fused_rows() {
@@ -201,6 +252,7 @@ std::vector<Row> fused_rows() {
   for (const int64_t count : {int64_t{8192}, kNumel / kDim}) rows.push_back(column_sums_row(count));
   for (const bool gated : {false, true}) rows.push_back(silu_row(gated)), rows.push_back(silu_backward_row(gated));
   for (const bool gradient : {false, true}) rows.push_back(cross_entropy_row(gradient));
+  for (auto& r : embedding_rows()) rows.push_back(r);
   return rows;
 }
 

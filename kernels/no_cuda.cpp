@@ -1,6 +1,7 @@
 #include "kernels/activation.h"
 #include "kernels/column_sums.h"
 #include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
 #include "kernels/kernels.h"
 #include "kernels/rms_norm.h"
 
@@ -25,6 +26,8 @@ size_t rms_norm_scratch_bytes(int64_t /*rows*/, int64_t /*dim*/, DType /*dtype*/
 int rms_norm_backward(const RmsNormBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 size_t column_sums_scratch_bytes(int64_t /*rows*/, int64_t /*columns*/, DType /*dtype*/) { return 0; }
 int column_sums(const ColumnSumsArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
+size_t embedding_backward_scratch_bytes(int64_t /*tokens*/, int64_t /*vocab*/) { return 0; }
+int embedding_backward(const EmbeddingBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int silu(const SiluArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int silu_backward(const SiluBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int cross_entropy(const CrossEntropyArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }

@@ -16,6 +16,7 @@
 #include "fsdpp/ops/activation.h"
 #include "fsdpp/ops/attention.h"
 #include "fsdpp/ops/cross_entropy.h"
+#include "fsdpp/ops/embedding.h"
 #include "fsdpp/ops/linear.h"
 #include "fsdpp/ops/mlp.h"
 #include "fsdpp/ops/rms_norm.h"
@@ -127,7 +128,8 @@ MiniLLMImpl::MiniLLMImpl(const ModelConfig& config) : recompute(config.recompute
 }
 
 at::Tensor MiniLLMImpl::hidden(const at::Tensor& tokens) {
-  Residual stream{embed(tokens), std::nullopt};
+  auto of_embed = [this](const at::Tensor& ids) { return fused ? fsdpp::ops::embedding(ids, embed->weight) : embed->forward(ids); };
+  Residual stream{fsdpp::call_as(*embed, of_embed, tokens), std::nullopt};
   for (auto& block : blocks) stream = recompute ? fsdpp::checkpoint(block, Residual{stream.total(), std::nullopt}) : block(stream);
   return stream.total();
 }

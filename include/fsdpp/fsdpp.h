@@ -15,6 +15,7 @@
 #include "fsdpp/ops/activation.h"
 #include "fsdpp/ops/attention.h"
 #include "fsdpp/ops/cross_entropy.h"
+#include "fsdpp/ops/embedding.h"
 #include "fsdpp/ops/linear.h"
 #include "fsdpp/ops/mlp.h"
 #include "fsdpp/ops/rms_norm.h"

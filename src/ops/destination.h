@@ -10,17 +10,24 @@ namespace fsdpp::ops {
 struct Destination {
   /// `early`: what forward computed, shaped like the parameter; `out` is its memory where that is possible (see fsdpp::early_gradient).
   explicit Destination(const at::Tensor& parameter, const at::Tensor& early = {}) {
-    if (auto target = gradient_target(parameter, early)) {
-      out = target->out;
-      accumulate = target->accumulate;
-    } else {
-      const bool fits = early.defined() && early.scalar_type() == parameter.scalar_type();
-      out = own = fits ? early : at::empty(parameter.sizes(), parameter.options());
-    }
+    if (take_target(parameter, early)) return;
+    const bool fits = early.defined() && early.scalar_type() == parameter.scalar_type();
+    out = own = fits ? early : at::empty(parameter.sizes(), parameter.options());
+  }
+  /// For a parameter that backward need not gather, as which it was in forward.
+  Destination(const at::Tensor& parameter, at::IntArrayRef sizes, const at::TensorOptions& options) {
+    if (!take_target(parameter, {})) out = own = at::empty(sizes, options);
   }
   at::Tensor out;
   bool accumulate = false;  ///< add to `out`; else overwrite all of it
   at::Tensor own;
+
+ private:
+  bool take_target(const at::Tensor& parameter, const at::Tensor& early) {
+    auto target = gradient_target(parameter, early);
+    if (target) out = target->out, accumulate = target->accumulate;
+    return target.has_value();
+  }
 };
 
 }  // namespace fsdpp::ops
