@@ -223,9 +223,14 @@ Row embedding_row(const std::string& name, const std::function<double(double)>& 
   };
   const auto same = [=](const Memory& memory) {
     void* arrays[] = {memory.array(0, 0), memory.array(0, 1)};
-    std::vector<uint16_t> grad(TokenIds::kTokens * kDim);
-    std::vector<float> want(kVocab * kDim), got(want.size());
-    check(cudaMemcpy(grad.data(), arrays[0], grad.size() * 2, cudaMemcpyDeviceToHost));
+    const auto values = static_cast<size_t>(TokenIds::kTokens * kDim);
+    std::vector<uint16_t> grad(values);
+    std::vector<float> drawn(values), want(kVocab * kDim), got(want.size());
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    for (float& v : drawn) v = normal(random);
+    cast_cpu({grad.data(), DType::BF16, drawn.data(), DType::F32, static_cast<int64_t>(values)});
+    check(cudaMemcpy(arrays[0], grad.data(), values * 2, cudaMemcpyHostToDevice));
     check(run(arrays, kVocab * kDim));
     check(cudaMemcpy(got.data(), arrays[1], got.size() * 4, cudaMemcpyDeviceToHost));
     embedding_backward_cpu(args(grad.data(), want.data(), tokens->ids.data(), kVocab * kDim));

@@ -95,13 +95,14 @@ int64_t last_block_bytes(const Options& options, const Sizes& s, const fsdpp::Un
   return gradients + s.hidden * (s.in_block + (options.model.recompute ? s.saved - 1 : 0));
 }
 
-/// While backward works on the first block, or on the embedding, whose gradient is dense before it is reduced.
+/// While backward works on the first block, or on the embedding, whose gradient LibTorch's operator makes in memory of its own.
 int64_t last_steps_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemory& embedding, const fsdpp::UnitMemory& block,
                          int64_t all) {
   const bool steps = options.step_in_backward;
   const auto before_first = all - embedding.sharded_gradient_bytes - (block.reduces_on_wire ? block.sharded_gradient_bytes : 0);
   const auto in_first = (steps ? block.sharded_gradient_bytes : before_first) + s.hidden * (s.saved + s.in_block);
-  const auto in_embedding = (steps ? embedding.sharded_gradient_bytes : all) + s.width * s.vocabulary + s.hidden;
+  const auto own = options.model.fused ? 0 : s.width * s.vocabulary;
+  const auto in_embedding = (steps ? embedding.sharded_gradient_bytes : all) + own + s.hidden;
   return std::max(in_first, in_embedding);
 }
 
@@ -168,7 +169,7 @@ std::string dry_run_text(const Options& options, int world_size) {
               row("", head_formula(options.model), m.head),
               row("  backward begins", "the same activations", m.activations + m.last_block),
               row("", gradients, m.last_block),
-              row("  backward ends", "gradients and a block's activations, or the embedding's dense gradient", m.last_steps),
+              row("  backward ends", "gradients and a block's activations, or those of the embedding", m.last_steps),
               row("total", "", m.total()));
 }
 

@@ -17,7 +17,8 @@ Grouped group_tokens(const EmbeddingBackwardArgs& a) {
     const int64_t id = a.ids[token];
     return id >= 0 && id < a.vocab && id != a.padding_idx ? id : -1;
   };
-  Grouped grouped{std::vector<int64_t>(static_cast<size_t>(a.vocab) + 1), std::vector<int64_t>(static_cast<size_t>(a.tokens))};
+  Grouped grouped{std::vector<int64_t>(static_cast<size_t>(a.vocab) + 1),
+                  std::vector<int64_t>(static_cast<size_t>(a.tokens))};
   auto& begin = grouped.begin;
   for (int64_t t = 0; t < a.tokens; ++t)
     if (const int64_t r = row_of(t); r >= 0) ++begin[static_cast<size_t>(r) + 1];
@@ -30,7 +31,8 @@ Grouped group_tokens(const EmbeddingBackwardArgs& a) {
 
 /// sums[0 … n) = the sums of the tokens' gradients from column `first` on.
 template <class C>
-void sum_tokens(const EmbeddingBackwardArgs& a, const int64_t* tokens, int64_t count, int64_t first, int64_t n, C* sums) {
+void sum_tokens(const EmbeddingBackwardArgs& a, const int64_t* tokens, int64_t count, int64_t first, int64_t n,
+                C* sums) {
   C values[cpu::kBlock];
   std::fill(sums, sums + n, C(0));
   for (int64_t begin = 0; begin < count; begin += kEmbeddingRun) {
@@ -48,7 +50,8 @@ template <class C, class Wide>
 void write_rows(const EmbeddingBackwardArgs& a) {
   const Grouped grouped = group_tokens(a);
   for (int64_t r = 0; r < a.vocab; ++r) {
-    const int64_t begin = grouped.begin[static_cast<size_t>(r)], count = grouped.begin[static_cast<size_t>(r) + 1] - begin;
+    const int64_t begin = grouped.begin[static_cast<size_t>(r)],
+                  count = grouped.begin[static_cast<size_t>(r) + 1] - begin;
     if (a.accumulate && count == 0) continue;
     cpu::for_blocks(a.dim, [&](int64_t first, int64_t n) {
       C sums[cpu::kBlock];

@@ -5,10 +5,11 @@
 
 namespace fsdpp::ops {
 
-/// Where a backward writes a parameter's gradient: its place in the gradient buffer, or memory of its own. Return `own` to
-/// autograd: undefined in the first case, the gradient in the second.
+/// Where a backward writes a parameter's gradient: its place in the gradient buffer, or memory of its own. Return `own`
+/// to autograd: undefined in the first case, the gradient in the second.
 struct Destination {
-  /// `early`: what forward computed, shaped like the parameter; `out` is its memory where that is possible (see fsdpp::early_gradient).
+  /// `early`: what forward computed, shaped like the parameter; `out` is its memory where that is possible (see
+  /// fsdpp::early_gradient).
   explicit Destination(const at::Tensor& parameter, const at::Tensor& early = {}) {
     if (take_target(parameter, early)) return;
     const bool fits = early.defined() && early.scalar_type() == parameter.scalar_type();

@@ -20,7 +20,8 @@ using torch::autograd::variable_list;
 void write_gradient(const Destination& to, const at::Tensor& grad, const at::Tensor& ids, int64_t padding_idx) {
   kernels::EmbeddingBackwardArgs args{.grad = data_of(grad), .dtype = shard::kernel_dtype(grad.scalar_type())};
   args.ids = ids.const_data_ptr<int64_t>(), args.padding_idx = padding_idx;
-  args.out = data_of(to.out), args.out_dtype = shard::kernel_dtype(to.out.scalar_type()), args.accumulate = to.accumulate;
+  args.out = data_of(to.out), args.out_dtype = shard::kernel_dtype(to.out.scalar_type()),
+  args.accumulate = to.accumulate;
   args.tokens = grad.size(0), args.vocab = to.out.size(0), args.dim = grad.size(1);
   at::Tensor scratch;
   if (grad.is_cuda()) {
@@ -32,7 +33,8 @@ void write_gradient(const Destination& to, const at::Tensor& grad, const at::Ten
 }
 
 struct Embedding : torch::autograd::Function<Embedding> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& ids, const at::Tensor& weight, int64_t padding_idx) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& ids, const at::Tensor& weight,
+                            int64_t padding_idx) {
     context->save_for_backward({ids, weight});
     context->set_materialize_grads(false);
     context->saved_data["vocab"] = weight.size(0);
@@ -57,9 +59,10 @@ void check_ids(const at::Tensor& ids, int64_t vocab) {
   if (!ids.is_cpu()) return;
   const auto* values = ids.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < ids.numel(); ++i)
-    FSDPP_ENFORCE(values[i] >= 0 && values[i] < vocab, UsageError,
-                  "embedding: expected ids in [0, {}), the rows of the weight, got {} for token {}. Try: a weight with more rows",
-                  vocab, values[i], i);
+    FSDPP_ENFORCE(
+        values[i] >= 0 && values[i] < vocab, UsageError,
+        "embedding: expected ids in [0, {}), the rows of the weight, got {} for token {}. Try: a weight with more rows",
+        vocab, values[i], i);
 }
 
 }  // namespace
@@ -69,11 +72,12 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, const Embe
   expect_alike("embedding", {weight});
   FSDPP_ENFORCE(weight.dim() == 2, UsageError, "embedding: expected the weight as [vocab, dim], got [{}]",
                 fmt::join(weight.sizes(), ", "));
-  FSDPP_ENFORCE((ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt) && ids.device() == weight.device(), UsageError,
-                "embedding: expected ids of int64 or int32 on {}, got {} on {}. Try: ids.to()", weight.device().str(),
-                c10::toString(ids.scalar_type()), ids.device().str());
+  FSDPP_ENFORCE((ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt) && ids.device() == weight.device(),
+                UsageError, "embedding: expected ids of int64 or int32 on {}, got {} on {}. Try: ids.to()",
+                weight.device().str(), c10::toString(ids.scalar_type()), ids.device().str());
   FSDPP_ENFORCE(options.padding_idx >= -1 && options.padding_idx < weight.size(0), UsageError,
-                "embedding: expected padding_idx of -1 (none) or in [0, {}), got {}", weight.size(0), options.padding_idx);
+                "embedding: expected padding_idx of -1 (none) or in [0, {}), got {}", weight.size(0),
+                options.padding_idx);
   const auto wide = dense(ids.to(at::kLong));
   check_ids(wide, weight.size(0));
   return Embedding::apply(wide, weight, options.padding_idx);

@@ -3,7 +3,8 @@
 #include "unit/kernels/device_array.h"
 #include "unit/kernels/zipf_ids.h"
 
-/// The gradient of an embedding table against its CPU twin, bit for bit, with bytes around each output that must not change.
+/// The gradient of an embedding table against its CPU twin, bit for bit, with bytes around each output that must not
+/// change.
 namespace fsdpp::kernels {
 namespace {
 
@@ -12,7 +13,8 @@ struct TokenCase {
   DType dtype, out_dtype;
   int64_t tokens, vocab, dim, shift;
   std::string describe() const {
-    return kernels::describe(dtype, out_dtype, tokens, shift) + " vocab " + std::to_string(vocab) + " dim " + std::to_string(dim);
+    return kernels::describe(dtype, out_dtype, tokens, shift) + " vocab " + std::to_string(vocab) + " dim " +
+           std::to_string(dim);
   }
 };
 
@@ -50,7 +52,8 @@ struct TokenSums {
     if (const int64_t at = first_difference(device_out.read(), out, c.out_dtype); at >= 0)
       return ::testing::AssertionFailure() << c.describe() << ": row " << at / c.dim << " column " << at % c.dim;
     const bool guarded = device_out.guards_untouched() && scratch.guards_untouched() && device_grad.read() == grad;
-    return guarded ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << c.describe() << ": wrote elsewhere";
+    return guarded ? ::testing::AssertionSuccess()
+                   : ::testing::AssertionFailure() << c.describe() << ": wrote elsewhere";
   }
 };
 
@@ -62,7 +65,8 @@ TEST(EmbeddingGpu, BackwardHasTheBitsOfTheCpuInEveryPairOfDtypes) {
         for (const int64_t shift : {0, 1}) {
           ++turn;
           const int64_t tokens = turn % 2 == 0 ? 500 : 1300, vocab = turn % 3 == 0 ? 33 : 129;
-          TokenSums sums({dtype, out_dtype, tokens, vocab, dim, shift}, zipf_ids(tokens, vocab, static_cast<uint32_t>(turn)));
+          TokenSums sums({dtype, out_dtype, tokens, vocab, dim, shift},
+                         zipf_ids(tokens, vocab, static_cast<uint32_t>(turn)));
           sums.run(turn % 5 < 2, turn % 7 == 0 ? 3 : -1);
           ASSERT_TRUE(sums.same_as_cpu());
         }

@@ -23,8 +23,10 @@ DType dtype_of(const at::Tensor& t) {
   return DType::F32;
 }
 
-void sum(const at::Tensor& grad, const Ids& ids, const at::Tensor& out, bool accumulate = false, int64_t padding_idx = -1) {
-  EmbeddingBackwardArgs args{.grad = grad.data_ptr(), .dtype = dtype_of(grad), .ids = ids.data(), .out = out.data_ptr()};
+void sum(const at::Tensor& grad, const Ids& ids, const at::Tensor& out, bool accumulate = false,
+         int64_t padding_idx = -1) {
+  EmbeddingBackwardArgs args{
+      .grad = grad.data_ptr(), .dtype = dtype_of(grad), .ids = ids.data(), .out = out.data_ptr()};
   args.out_dtype = dtype_of(out), args.accumulate = accumulate, args.padding_idx = padding_idx;
   args.tokens = static_cast<int64_t>(ids.size()), args.vocab = out.size(0), args.dim = out.size(1);
   embedding_backward_cpu(args);

@@ -12,7 +12,8 @@ inline std::vector<int64_t> zipf_ids(int64_t tokens, int64_t vocab, uint32_t see
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> uniform;
   std::vector<int64_t> ids(static_cast<size_t>(tokens));
-  for (auto& id : ids) id = std::min(static_cast<int64_t>(std::pow(static_cast<double>(vocab) + 1, uniform(random))) - 1, vocab - 1);
+  for (auto& id : ids)
+    id = std::min(static_cast<int64_t>(std::pow(static_cast<double>(vocab) + 1, uniform(random))) - 1, vocab - 1);
   return ids;
 }
 

@@ -24,7 +24,8 @@ Tensors embedded_exactly(const at::Tensor& ids, const Tensors& in, int64_t paddi
 
 // Few values, so that many are repeated.
 at::Tensor ids_of(at::IntArrayRef shape, uint64_t seed = 1) {
-  return at::randint(kVocab / 2, shape, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kLong)).square() % kVocab;
+  return at::randint(kVocab / 2, shape, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kLong)).square() %
+         kVocab;
 }
 
 TEST(Embedding, EqualsLibTorchsInAllTypesAndShapes) {
@@ -39,7 +40,8 @@ TEST(Embedding, EqualsLibTorchsInAllTypesAndShapes) {
           Tensors in{random({kVocab, dim}, type, 2)}, grads{random(sizes, type, 3)};
           SCOPED_TRACE(::testing::Message() << type << " " << shape << " x " << dim << " padding " << padding);
           auto got = outcome_of([&](auto& t) { return embedded(ids, t, padding); }, in, grads);
-          auto want = outcome_of([&](auto& t) { return embedded_exactly(ids, t, padding); }, in_double(in), in_double(grads));
+          auto want =
+              outcome_of([&](auto& t) { return embedded_exactly(ids, t, padding); }, in_double(in), in_double(grads));
           EXPECT_TRUE(at::equal(in_double(got.outputs[0]), want.outputs[0]));
           expect_rounded(got, want);
         }
@@ -63,7 +65,8 @@ TEST(Embedding, TakesInt32IdsAndNonContiguousTensors) {
 }
 
 TEST(Embedding, GradientsOfSeveralMicroBatchesAddUp) {
-  auto weight = random({kVocab, 8}, at::kFloat, 2).requires_grad_(), reference = weight.detach().clone().requires_grad_();
+  auto weight = random({kVocab, 8}, at::kFloat, 2).requires_grad_(),
+       reference = weight.detach().clone().requires_grad_();
   for (uint64_t micro = 0; micro < 3; ++micro) {
     const auto ids = ids_of({2, 6}, micro), grad = random({2, 6, 8}, at::kFloat, 10 + micro);
     ops::embedding(ids, weight).backward(grad);
@@ -120,10 +123,12 @@ TEST(Embedding, MisuseIsAnErrorThatNamesTheWayOut) {
   fails([&] { (void)ops::embedding(at::ones({2}), weight); }, "expected ids of int64 or int32 on cpu, got Float");
   fails([&] { (void)ops::embedding(ids, at::ones({19})); }, "[vocab, dim], got [19]");
   fails([&] { (void)ops::embedding(ids, at::ones({19, 2}, at::kLong)); }, "got Long");
-  fails([&] { (void)ops::embedding(ids, weight, {.padding_idx = 19}); }, "padding_idx of -1 (none) or in [0, 19), got 19");
+  fails([&] { (void)ops::embedding(ids, weight, {.padding_idx = 19}); },
+        "padding_idx of -1 (none) or in [0, 19), got 19");
   fails([&] { (void)ops::embedding(ids, weight, {.padding_idx = -2}); }, "got -2");
   auto y = ops::embedding(ids, weight).sum();
-  fails([&] { torch::autograd::grad({y}, {weight}, {}, /*retain_graph=*/true, /*create_graph=*/true); }, "at::embedding");
+  fails([&] { torch::autograd::grad({y}, {weight}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
+        "at::embedding");
 }
 
 }  // namespace
