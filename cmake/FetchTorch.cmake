@@ -12,7 +12,7 @@ set(_wheels torch==${VERSION} nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13
 if(KIND STREQUAL "headers")
   set(_what "${WHEEL} ${VERSION}")
   set(_wheels ${WHEEL}==${VERSION})
-  set(_pip_options --python-version 3.12) # the headers are the same for each, and older Pythons may have no wheel
+  set(_pip_options --retries 1 --timeout 15 --python-version 3.12) # the headers are the same for each, and older Pythons may have no wheel
   set(_header_patterns PATTERNS "${PATTERN}" "*.dist-info/*")
 elseif(KIND STREQUAL "cuda") # as torch ${VERSION} and cuda-toolkit 13.0.2 require them
   list(APPEND _wheels nvidia-nccl-cu13==2.28.9 nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5

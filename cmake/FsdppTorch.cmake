@@ -6,7 +6,7 @@
 include(FsdppTorchTargets)
 set(FSDPP_TORCH_VERSION 2.11.0)
 set(FSDPP_TORCH_CACHE ${PROJECT_SOURCE_DIR}/.torch CACHE PATH "Folder in which downloaded LibTorch wheels are unpacked")
-option(FSDPP_FETCH_TORCH "Download LibTorch when it is not found" ON)
+option(FSDPP_FETCH_TORCH "Download LibTorch, and for CUDA the headers of cudnn-frontend and CUTLASS, when they are not found" ON)
 find_program(FSDPP_PYTHON NAMES python3 python DOC "A Python that may have torch; and its pip downloads LibTorch")
 
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" _wanted ${FSDPP_TORCH_VERSION})

@@ -95,7 +95,8 @@ int64_t last_block_bytes(const Options& options, const Sizes& s, const fsdpp::Un
   return gradients + s.hidden * (s.in_block + (options.model.recompute ? s.saved - 1 : 0));
 }
 
-/// While backward works on the first block, or on the embedding, whose gradient LibTorch's operator makes in memory of its own.
+/// While backward works on the first block, or on the embedding, of which LibTorch's operator (not fused) makes the gradient in memory of
+/// its own.
 int64_t last_steps_bytes(const Options& options, const Sizes& s, const fsdpp::UnitMemory& embedding, const fsdpp::UnitMemory& block,
                          int64_t all) {
   const bool steps = options.step_in_backward;

@@ -5,7 +5,7 @@
 /// some would begin late.
 namespace fsdpp::comm {
 
-/// NCCL communicators of several ranks are alive in this process.
+/// NCCL communicators of fsdpp with several ranks are alive in this process.
 [[nodiscard]] bool has_collectives() noexcept;
 
 /// Counts as one while it lives.

@@ -91,6 +91,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void end_open_group();
   /// Issues the gather if the memory is not valid. No wait.
   void gather(GatherReason reason);
+  void gather_in_backward();
   /// Completes a gather() and shows the gathered parameters.
   void show();
   void hide();
@@ -115,6 +116,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void forget_backward() noexcept;
   /// `last_module`: the gradient of a module's output arrived for which runs_first_for_backward() was true.
   void pre_backward(bool last_module = false);
+  /// An operator of backward needs a parameter: gathers the unit whatever set_unshard_in_backward says.
+  void gather_on_demand();
   void before_accumulate(FlatBuffer& buffer, size_t param);
   /// See fsdpp::gradient_target.
   [[nodiscard]] std::optional<GradientTarget> gradient_target(FlatBuffer& buffer, size_t param, const at::Tensor& early);

@@ -35,7 +35,15 @@ void Unit::pre_backward(bool last_module) {
   context_->reshard_finished(*this);
   if (!in_backward()) begin_backward(torch::autograd::get_current_graph_task_id());
   reached_last_module_ = reached_last_module_ || last_module;
-  if (!unshards_in_backward_ && state_ == UnitState::Sharded) return;
+  if (unshards_in_backward_ || state_ != UnitState::Sharded) gather_in_backward();
+}
+
+void Unit::gather_on_demand() {
+  pre_backward();
+  if (state_ == UnitState::Sharded) gather_in_backward();
+}
+
+void Unit::gather_in_backward() {
   gather(GatherReason::Backward);
   if (expected_grads_ == 0 && reshard_after_backward_)
     context_->reshard_later(shared_from_this());  // no gradient of its own will say that it is done

@@ -71,7 +71,7 @@ void check_use(const at::Tensor& t, const c10::OperatorHandle& op) {
     fail<UsageError>("{} was called with parameter '{}', which has no memory yet. Try: fsdpp::materialize(*model) first, or initialise "
                      "it before fully_shard.", op.operator_name().name, unit->name_of(t));
   if (torch::autograd::get_current_graph_task_id() >= 0) {
-    unit->pre_backward();
+    unit->gather_on_demand();
     return;
   }
   const auto& name = op.operator_name().name;

@@ -10,6 +10,7 @@
 #include "ops/cudnn_attention.h"
 #include "ops/kernel_use.h"
 #include "ops/libtorch_attention.h"
+#include "ops/matrix.h"
 
 namespace fsdpp::ops {
 namespace {
@@ -17,10 +18,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// As kernels read it that load 16 bytes at a time: a tensor may begin anywhere inside another one's memory.
+// A tensor may begin anywhere inside another one's memory.
 at::Tensor dense_and_aligned(const at::Tensor& t) {
   auto result = dense(t);
-  return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 == 0 ? result : result.clone();
+  return is_aligned(result) ? result : result.clone();
 }
 
 struct PackedAttention : torch::autograd::Function<PackedAttention> {

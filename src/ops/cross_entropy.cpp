@@ -96,6 +96,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
                              scales_early(x) ? factors.const_data_ptr<double>() + 1 : nullptr);
     context->save_for_backward({gradients.x, gradients.weight, factors, weight});
     context->saved_data["sizes"] = x.sizes();
+    context->saved_data["scaled"] = scales_early(x);
     return losses.sum().mul_(factors[0]);
   }
 
@@ -108,7 +109,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     const auto saved = context->get_saved_variables();
     const auto &grad_x = saved[0], &grad_weight = saved[1], &weight = saved[3];
     auto factor = at::mul(grads[0].to(at::kDouble), saved[2][2]);
-    if (!scales_early(weight)) factor.mul_(saved[2][1]);
+    if (!context->saved_data["scaled"].toBool()) factor.mul_(saved[2][1]);
     variable_list result(6);
     if (context->needs_input_grad(0) && grad_x.defined()) {
       scale(grad_x, factor);

@@ -15,8 +15,7 @@
 namespace fsdpp::ops {
 namespace {
 
-// -- operands
-// ---------------------------------------------------------------------------------------------------------------------
+// -- operands -----------------------------------------------------------------------------------------------------
 
 // A matrix as cuBLAS takes it: columns contiguous, `ld` elements apart, perhaps to be transposed.
 struct Operand {
@@ -34,12 +33,21 @@ Operand operand(const at::Tensor& t) {
 bool takes_device(const at::Tensor& t) {
   return is_half_on_cuda(t) && at::cuda::getDeviceProperties(t.device().index())->major >= 8;
 }
+// The largest power of two up to cuBLAS' default of 256 that divides all.
+uint32_t common_alignment(std::initializer_list<const void*> addresses) {
+  uintptr_t bits = 256;
+  for (const void* address : addresses) bits |= reinterpret_cast<uintptr_t>(address);
+  return static_cast<uint32_t>(bits & (~bits + 1));
+}
+
+bool is_bias_of(const at::Tensor& bias, const at::Tensor& out, int64_t columns) {
+  return bias.dim() == 1 && bias.size(0) == columns && is_like(bias, out) && bias.is_contiguous() && is_aligned(bias);
+}
 bool takes_matrix(const at::Tensor& t) {
   return t.dim() == 2 && (rows_contiguous(t) || columns_contiguous(t)) && is_aligned(t);
 }
 
-// -- plans
-// ------------------------------------------------------------------------------------------------------------------------
+// -- plans --------------------------------------------------------------------------------------------------------
 
 struct Plan {
   cublasLtMatmulDescOpaque_t product;
@@ -55,10 +63,11 @@ struct Key {
   bool bias = false, accumulate = false;
   bool beside_collectives = false;
   int device = 0;
+  uint32_t alignment = 16;  // of all addresses, in bytes
 
   [[nodiscard]] auto fields() const {
     return std::make_tuple(a.rows, a.columns, a.ld, a.transposed, b.rows, b.columns, b.ld, b.transposed, ld, in, out,
-                           bias, accumulate, beside_collectives, device);
+                           bias, accumulate, beside_collectives, device, alignment);
   }
   bool operator<(const Key& other) const { return fields() < other.fields(); }
   [[nodiscard]] uint64_t m() const { return static_cast<uint64_t>(a.transposed ? a.columns : a.rows); }
@@ -84,25 +93,34 @@ cublasLtMatrixLayoutOpaque_t layout(cudaDataType type, const Operand& of) {
   return layout(type, static_cast<uint64_t>(of.rows), static_cast<uint64_t>(of.columns), of.ld);
 }
 
-// The first choice of the heuristic within `workspace` bytes; false if there is none.
-bool choose(Plan& plan, size_t workspace) {
+template <class T>
+void set(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmulPreferenceAttributes_t what, const T& value) {
+  check_cublas(cublas_lt().set_preference(&preference, what, &value, sizeof value), "cublasLtMatmulPreferenceSetAttribute");
+}
+
+cublasLtMatmulPreferenceOpaque_t preference_of(const Key& key, size_t workspace) {
   cublasLtMatmulPreferenceOpaque_t preference;
   check_cublas(cublas_lt().init_preference(&preference, sizeof preference), "cublasLtMatmulPreferenceInit");
   // Partial sums of a split k are added in fp32.
-  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  check_cublas(cublas_lt().set_preference(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
-                                          sizeof reductions),
-               "cublasLtMatmulPreferenceSetAttribute");
-  check_cublas(
-      cublas_lt().set_preference(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
-      "cublasLtMatmulPreferenceSetAttribute");
+  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  for (auto what : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    set(preference, what, key.alignment);
+  return preference;
+}
+
+// The first choice of the heuristic within `workspace` bytes.
+cublasStatus_t choose(Plan& plan, const Key& key, size_t workspace) {
+  auto preference = preference_of(key, workspace);
   cublasLtMatmulHeuristicResult_t found;
   int count = 0;
-  const auto status = cublas_lt().heuristic(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &plan.a, &plan.b,
-                                            &plan.out, &plan.out, &preference, 1, &found, &count);
-  if (status != CUBLAS_STATUS_SUCCESS || count == 0) return false;
+  const auto status = cublas_lt().heuristic(at::cuda::getCurrentCUDABlasLtHandle(), &plan.product, &plan.a, &plan.b, &plan.out,
+                                            &plan.out, &preference, 1, &found, &count);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (count == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
   plan.algorithm = found.algo, plan.workspace = found.workspaceSize;
-  return true;
+  return status;
 }
 
 // More tiles than multiprocessors. cuBLAS then hands them out through a counter in the workspace, which a memset clears
@@ -123,9 +141,11 @@ Plan make_plan(const Key& key) {
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, key.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (key.bias) set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
   plan.a = layout(key.in, key.a), plan.b = layout(key.in, key.b), plan.out = layout(key.out, key.m(), key.n(), key.ld);
-  const bool found = (has_fixed_shares(key) && choose(plan, 0)) || choose(plan, at::cuda::getCUDABlasLtWorkspaceSize());
-  FSDPP_ENFORCE(found, CudaError, "cuBLASLt knows no algorithm for the product of [{}, {}] and [{}, {}]", key.b.rows,
-                key.b.columns, key.a.rows, key.a.columns);
+  auto status = has_fixed_shares(key) ? choose(plan, key, 0) : CUBLAS_STATUS_NOT_SUPPORTED;
+  if (status != CUBLAS_STATUS_SUCCESS) status = choose(plan, key, at::cuda::getCUDABlasLtWorkspaceSize());
+  FSDPP_ENFORCE(status == CUBLAS_STATUS_SUCCESS, CudaError,
+                "cuBLASLt has no algorithm for the product of [{}, {}] and [{}, {}] as columns: {}", key.a.rows, key.a.columns, key.b.rows,
+                key.b.columns, cublas_lt().status_string(status));
   return plan;
 }
 
@@ -138,8 +158,7 @@ const Plan& plan_of(const Key& key) {
   return plans.emplace(key, make_plan(key)).first->second;
 }
 
-// -- the operator
-// -----------------------------------------------------------------------------------------------------------------
+// -- the operator -------------------------------------------------------------------------------------------------
 
 void launch(Plan plan, const Key& key, const at::Tensor& out, const void* bias) {
   if (bias) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
@@ -159,6 +178,7 @@ void run_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
   if (b_transposed) key.a.transposed = !key.a.transposed;
   key.bias = bias.has_value(), key.accumulate = accumulate, key.device = out.device().index();
   key.beside_collectives = comm::has_collectives();
+  key.alignment = common_alignment({out.const_data_ptr(), a.const_data_ptr(), b.const_data_ptr()});
   launch(plan_of(key), key, out, bias ? bias->const_data_ptr() : nullptr);
 }
 
@@ -168,15 +188,15 @@ bool cublas_takes(const CublasProduct& call) {
   const auto &out = call.out, &a = call.a, &b = call.b, &bias = call.bias;
   const bool wide = out.scalar_type() == at::kFloat && out.device() == a.device() && out.numel() > 0;
   return takes_device(a) && is_like(b, a) && a.numel() > 0 && (wide || is_like(out, a)) && takes_matrix(a) &&
-         takes_matrix(b) && out.dim() == 2 && rows_contiguous(out) && is_aligned(out) &&
-         (!bias.defined() || (is_like(bias, out) && bias.is_contiguous() && is_aligned(bias)));
+         takes_matrix(b) && a.size(1) == b.size(0) && out.sizes().equals({a.size(0), b.size(1)}) && rows_contiguous(out) &&
+         is_aligned(out) && (!bias.defined() || is_bias_of(bias, out, out.size(1)));
 }
 
 bool cublas_takes_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return takes_device(x) && x.dim() >= 1 && x.numel() > 0 && is_like(weight, x) && x.is_contiguous() && is_aligned(x) &&
          takes_matrix(weight) && x.size(-1) == weight.size(1) && weight.size(1) * weight.element_size() % 16 == 0 &&
          weight.size(0) * weight.element_size() % 16 == 0 &&
-         (!bias.defined() || (is_like(bias, x) && bias.is_contiguous() && is_aligned(bias)));
+         (!bias.defined() || is_bias_of(bias, x, weight.size(0)));
 }
 
 void cublas_product(const CublasProduct& call) {

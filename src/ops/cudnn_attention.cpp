@@ -68,8 +68,7 @@ Problem problem_of(const at::Tensor& qkv, const AttentionOptions& options, bool 
           options.causal,       backward,          deterministic};
 }
 
-// -- graphs
-// ------------------------------------------------------------------------------------------------------------------------
+// -- graphs ---------------------------------------------------------------------------------------------------------
 
 /// [batch, heads, seq, head_dim] in rows of `parts` such tensors beside each other.
 Tensor_attributes in_rows(const Problem& p, Uid uid, const char* name, int64_t parts) {
@@ -157,8 +156,7 @@ bool builds(const Problem& problem, const cudaDeviceProp& device) {
   return plan.graph != nullptr;
 }
 
-// -- which problems
-// ----------------------------------------------------------------------------------------------------------------
+// -- which problems -------------------------------------------------------------------------------------------------
 
 // The one that LibTorch has loaded and uses, of a version that it takes for attention.
 bool has_cudnn() {
@@ -175,8 +173,7 @@ bool is_in_range(const Problem& p) {
          p.head_dim <= 128;
 }
 
-// -- calls
-// -------------------------------------------------------------------------------------------------------------------------
+// -- calls ----------------------------------------------------------------------------------------------------------
 
 void run(const Problem& problem, const at::Tensor& on, Addresses addresses, const AttentionOptions& options) {
   auto scale = static_cast<float>(*options.scale);

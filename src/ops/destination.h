@@ -15,9 +15,11 @@ struct Destination {
     const bool fits = early.defined() && early.scalar_type() == parameter.scalar_type();
     out = own = fits ? early : at::empty(parameter.sizes(), parameter.options());
   }
-  /// For a parameter that backward need not gather, as which it was in forward.
+  /// For a parameter that backward need not gather: `sizes` are those that it had in forward. If it is sharded now, a gradient of its own is
+  /// of `options`.
   Destination(const at::Tensor& parameter, at::IntArrayRef sizes, const at::TensorOptions& options) {
-    if (!take_target(parameter, {})) out = own = at::empty(sizes, options);
+    if (take_target(parameter, {})) return;
+    out = own = at::empty(sizes, parameter.sizes() == sizes ? parameter.options() : options);
   }
   at::Tensor out;
   bool accumulate = false;  ///< add to `out`; else overwrite all of it

@@ -35,7 +35,8 @@ void write_gradient(const Destination& to, const at::Tensor& grad, const at::Ten
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& ids, const at::Tensor& weight,
                             int64_t padding_idx) {
-    context->save_for_backward({ids, weight});
+    context->save_for_backward({ids});
+    context->saved_data["weight"] = weight;  // for its place alone: it may have been updated, or resharded, by then
     context->set_materialize_grads(false);
     context->saved_data["vocab"] = weight.size(0);
     context->saved_data["padding_idx"] = padding_idx;
@@ -45,8 +46,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     expect_first_order("embedding", "at::embedding");
     if (!grads[0].defined()) return variable_list(3);
-    const auto saved = context->get_saved_variables();
-    const auto &ids = saved[0], &weight = saved[1];  // the weight may be sharded: not its memory, and not its sizes
+    const auto ids = context->get_saved_variables()[0], weight = context->saved_data["weight"].toTensor();
     const int64_t dim = grads[0].size(-1), vocab = context->saved_data["vocab"].toInt();
     const auto grad = dense(grads[0].reshape({ids.numel(), dim}));
     const Destination to(weight, {vocab, dim}, grad.options());

@@ -42,6 +42,15 @@ void for_each_part(const at::Tensor& whole, const std::vector<at::Tensor>& grads
   for (size_t i = 0; i < grads.size(); ++i) f(whole.narrow(0, static_cast<int64_t>(i) * rows, rows), grads[i]);
 }
 
+const at::Tensor& first_defined(const std::vector<at::Tensor>& tensors) {
+  return *std::find_if(tensors.begin(), tensors.end(), [](auto& t) { return t.defined(); });
+}
+
+// Of all parts, which are alike.
+int64_t columns_of(const std::vector<at::Tensor>& grads) {
+  return static_cast<int64_t>(grads.size()) * first_defined(grads).size(1);
+}
+
 }  // namespace
 
 at::Tensor rows_of(const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); }
@@ -86,6 +95,7 @@ bool any_defined(const std::vector<at::Tensor>& tensors) {
 }
 
 at::Tensor split_input_gradient(at::IntArrayRef sizes, const at::Tensor& weight, const std::vector<at::Tensor>& grads) {
+  expect_memory(weight, "linear");
   at::Tensor sum;
   for_each_part(weight, grads, [&](const at::Tensor& part, const at::Tensor& grad) {
     if (!grad.defined()) return;
@@ -98,7 +108,7 @@ at::Tensor split_input_gradient(at::IntArrayRef sizes, const at::Tensor& weight,
 }
 
 at::Tensor split_weight_gradient(const at::Tensor& weight, const std::vector<at::Tensor>& grads, const at::Tensor& input_rows) {
-  Destination to(weight);
+  Destination to(weight, {columns_of(grads), input_rows.size(1)}, input_rows.options());
   for_each_part(to.out, grads, [&](const at::Tensor& out, const at::Tensor& grad) {
     if (grad.defined())
       product_into(out, grad.t(), input_rows, to.accumulate);
@@ -109,7 +119,7 @@ at::Tensor split_weight_gradient(const at::Tensor& weight, const std::vector<at:
 }
 
 at::Tensor split_bias_gradient(const at::Tensor& bias, const std::vector<at::Tensor>& grads) {
-  Destination to(bias);
+  Destination to(bias, {columns_of(grads)}, first_defined(grads).options());
   for_each_part(to.out, grads, [&](const at::Tensor& out, const at::Tensor& grad) {
     if (grad.defined())
       column_sums_into(out, grad, to.accumulate);

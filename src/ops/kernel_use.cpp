@@ -17,7 +17,7 @@ void expect_memory(const at::Tensor& parameter, const char* op) {
                 "{} was called with parameter '{}' while it is sharded: expected it inside a call of its module through the "
                 "holder, got it outside. Try: call module(x), not module->forward(x), or unshard() the unit first.",
                 op, unit->name_of(parameter));
-  unit->pre_backward();
+  unit->gather_on_demand();
 }
 
 void expect_alike(const char* op, std::initializer_list<at::Tensor> tensors) {

@@ -4,8 +4,8 @@ namespace fsdpp::ops {
 namespace {
 
 bool lies_along(const at::Tensor& t, int64_t dim) {
-  const auto inner = t.size(dim), outer = t.size(1 - dim), apart = t.stride(1 - dim);
-  return (t.stride(dim) == 1 || inner == 1) && (outer == 1 || apart >= inner) && apart * t.element_size() % 16 == 0;
+  const auto inner = t.size(dim), apart = t.stride(1 - dim);
+  return (t.stride(dim) == 1 || inner == 1) && apart >= inner && apart * t.element_size() % 16 == 0;
 }
 
 }  // namespace

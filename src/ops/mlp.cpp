@@ -66,6 +66,7 @@ struct SiluMlp : torch::autograd::Function<SiluMlp> {
 
 at::Tensor silu_mlp(const at::Tensor& x, const at::Tensor& up, const at::Tensor& down, const at::Tensor& up_bias,
                     const at::Tensor& down_bias) {
+  for (const auto& weight : {up, down}) expect_memory(weight, "fsdpp::ops::silu_mlp");
   expect_alike("silu_mlp", {x, up, down, up_bias, down_bias});
   FSDPP_ENFORCE(
       up.dim() == 2 && down.dim() == 2 && x.dim() >= 1 && x.size(-1) == up.size(1) && up.size(0) == down.size(1),

@@ -4,7 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <fmt/ranges.h>
 
+#include "base/enforce.h"
 #include "ops/cublas_product.h"
 #include "ops/gradients.h"
 #include "ops/kernel_use.h"
@@ -51,6 +53,11 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   expect_gathered(weight);
+  if (bias.defined() && !bias.sizes().equals({weight.size(0)})) {
+    expect_memory(weight, "linear"), expect_memory(bias, "linear");  // else of sharded ones these are the shards' sizes
+    fail<UsageError>("linear: expected a bias of [{}], a value for each row of the weight, got [{}]", weight.size(0),
+                     fmt::join(bias.sizes(), ", "));
+  }
   if (!cublas_takes_linear(x, weight, bias)) return at::linear(x, weight, optional(bias));
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);

@@ -9,7 +9,7 @@ namespace fsdpp::ops {
 void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
 [[nodiscard]] at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
-/// at::linear without a derivative. x: [..., in]; weight: [out, in]; bias: [out] or undefined.
+/// at::linear without a derivative. x: [..., in]; weight: [out, in]; bias: [out] or undefined. UsageError for another bias.
 [[nodiscard]] at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 }  // namespace fsdpp::ops

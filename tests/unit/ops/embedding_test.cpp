@@ -131,5 +131,16 @@ TEST(Embedding, MisuseIsAnErrorThatNamesTheWayOut) {
         "at::embedding");
 }
 
+TEST(Embedding, ItsTableMayBeUpdatedBeforeBackward) {
+  auto weight = random({5, 3}, at::kFloat, 1).requires_grad_();
+  auto y = ops::embedding(at::tensor({1, 4, 1}, at::kLong), weight).sum();
+  {
+    at::NoGradGuard no_grad;
+    weight.add_(1);
+  }
+  y.backward();
+  EXPECT_TRUE(at::equal(weight.grad().sum(1), at::tensor({0.0F, 6.0F, 0.0F, 0.0F, 3.0F})));
+}
+
 }  // namespace
 }  // namespace fsdpp::test

@@ -173,6 +173,8 @@ TEST(GradientTarget, OneBufferOnSeveralRanksGivesNone) {
 TEST(SplitLinear, MisuseIsAnError) {
   auto x = at::ones({2, 3}).requires_grad_(), w = at::ones({4, 3}).requires_grad_();
   EXPECT_THROW((void)ops::split_linear(x, w, {}, 3), UsageError);
+  EXPECT_THROW((void)ops::linear(x, w, at::ones({1})), UsageError);
+  EXPECT_THROW((void)ops::linear(x, w, at::ones({5})), UsageError);
   auto y = ops::linear(x, w).sum();
   EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true), UsageError);
 }

@@ -1,6 +1,7 @@
 // Products by cuBLASLt against LibTorch's in double.
 #include <ATen/Context.h>
 
+#include "comm/collective_use.h"
 #include "fsdpp/base/error.h"
 #include "fsdpp/cuda/graph.h"
 #include "fsdpp/ops/linear.h"
@@ -47,6 +48,28 @@ TEST_F(CublasProducts, AreRoundedOnceWhateverTheLayout) {
             ops::product_into(out, a, b, /*accumulate=*/true);
             EXPECT_TRUE(is_rounded(out, 2 * want, 3)) << m << " " << a_rows << b_rows << wide;
           }
+}
+
+TEST_F(CublasProducts, AreRoundedOnceBesideCollectivesToo) {
+  const comm::CollectiveUse use;
+  const auto a = on_gpu({4104, 264}, at::kBFloat16, 1), b = on_gpu({264, 3080}, at::kBFloat16, 2);
+  EXPECT_TRUE(is_rounded(ops::product(a, b), at::mm(in_double(a), in_double(b)), 1.1));
+}
+
+TEST_F(CublasProducts, TakeWhatIsAlignedTo16BytesOnly) {
+  const auto memory = on_gpu({2 * 2048 * 2048 + 8}, at::kBFloat16, 1);
+  const auto a = memory.narrow(0, 8, 2048 * 2048).view({2048, 2048}), b = memory.narrow(0, 2048 * 2048 + 8, 2048 * 2048).view({2048, 2048});
+  ASSERT_TRUE(ops::cublas_takes({.out = at::empty_like(a), .a = a, .b = b, .bias = {}}));
+  EXPECT_TRUE(is_rounded(ops::product(a, b), at::mm(in_double(a), in_double(b)), 1.1));
+}
+
+TEST_F(CublasProducts, DoNotTakeMatricesThatDoNotFit) {
+  const auto a = on_gpu({64, 32}, at::kBFloat16, 1), b = on_gpu({32, 48}, at::kBFloat16, 2), out = on_gpu({64, 48}, at::kBFloat16, 3);
+  EXPECT_TRUE(ops::cublas_takes({.out = out, .a = a, .b = b, .bias = {}}));
+  EXPECT_FALSE(ops::cublas_takes({.out = out.narrow(0, 0, 32), .a = a, .b = b, .bias = {}}));
+  EXPECT_FALSE(ops::cublas_takes({.out = out, .a = a.narrow(1, 0, 16), .b = b, .bias = {}}));
+  EXPECT_FALSE(ops::cublas_takes({.out = out, .a = a, .b = b, .bias = on_gpu({8}, at::kBFloat16, 4)}));
+  EXPECT_FALSE(ops::cublas_takes_linear(a, b.t().contiguous(), on_gpu({1}, at::kBFloat16, 4)));
 }
 
 TEST_F(CublasProducts, TakePartsOfLargerMatrices) {

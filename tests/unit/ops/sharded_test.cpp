@@ -201,5 +201,60 @@ TEST(ShardedCrossEntropy, ItsGradientReducedInFp32KeepsWhatBf16WouldRound) {
   });
 }
 
+// The head's memory is not wanted in backward, so it may stay sharded there.
+TEST(ShardedCrossEntropy, InFp16OfAHeadThatIsShardedInBackwardIsScaledAllTheSame) {
+  for (int ranks : {1, 2})
+    run_local_world(ranks, [&](std::shared_ptr<World> world) {
+      Head head;
+      auto unit = fully_shard(head, Mesh::shard(world), {.mp_policy = {.param_dtype = at::kHalf, .reduce_dtype = at::kFloat}});
+      unit.set_reduce_scatter_max_input_buffers(2);
+      unit.set_unshard_in_backward(false);
+      auto x = at::ones({8, 1}, at::kHalf).requires_grad_();
+      auto loss = head(x);
+      unit.reshard();
+      loss.backward();
+      const auto got = shard::full_tensor(sharding_of(head->w), head->w.grad());
+      EXPECT_TRUE(at::equal(got, at::tensor({-0.5F, 0.5F}).view({2, 1}))) << ranks << ": " << got;
+      EXPECT_TRUE(at::equal(x.grad(), at::zeros({8, 1}, at::kHalf)));  // of weights of 0
+    });
+}
+
+struct LayerImpl : torch::nn::Module {
+  LayerImpl() {
+    w = register_parameter("w", at::zeros({6, 3})), b = register_parameter("b", at::zeros({6}));
+    fill_parameters(*this, 7);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto parts = ops::split_linear(x, w, b, 2);
+    return parts[0] * parts[1];
+  }
+  at::Tensor w, b;
+};
+FSDPP_MODULE(Layer);
+
+// Gathered again where the input wants a gradient, which reads the weight; else its gradient is made without it.
+TEST(ShardedLinear, IsGatheredInBackwardOnDemandAlone) {
+  for (int ranks : {1, 2, 3})
+    for (int buffers : {1, 2})
+      for (bool wants_x : {false, true})
+        run_local_world(ranks, [&](std::shared_ptr<World> world) {
+          Layer plain, module;
+          const auto x = at::randn({4, 3}, at::detail::createCPUGenerator(5)).requires_grad_(wants_x);
+          plain->forward(x).square().sum().backward();
+          const auto want_x = wants_x ? x.grad().clone() : at::Tensor();
+          x.mutable_grad() = at::Tensor();
+          auto unit = fully_shard(module, Mesh::shard(world));
+          unit.set_reduce_scatter_max_input_buffers(buffers);
+          unit.set_unshard_in_backward(false);
+          auto y = module(x).square().sum();
+          unit.reshard();
+          y.backward();
+          EXPECT_TRUE(unit.is_sharded());
+          for (auto [got, want] : {std::pair(module->w, plain->w), std::pair(module->b, plain->b)})
+            EXPECT_TRUE(at::allclose(shard::full_tensor(sharding_of(got), got.grad()), want.grad(), 1e-5, 1e-6)) << ranks << buffers << wants_x;
+          EXPECT_TRUE(!wants_x || at::allclose(x.grad(), want_x, 1e-5, 1e-6));
+        });
+}
+
 }  // namespace
 }  // namespace fsdpp::test
