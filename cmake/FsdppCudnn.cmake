@@ -4,7 +4,7 @@
 #   2. `include` in the folder of LibTorch's Python packages or of FSDPP_PYTHON's, where pip install nvidia-cudnn-frontend puts it,
 #   3. the pinned wheel from PyPI, in FSDPP_TORCH_CACHE; not with FSDPP_FETCH_TORCH=OFF.
 set(FSDPP_CUDNN_FRONTEND_VERSION 1.32.0) # downloaded; found ones may be newer, not older
-set(FSDPP_CUDNN_FRONTEND_DIR "" CACHE PATH "Folder of cudnn_frontend.h; empty: looked for, or downloaded; OFF: built without")
+set(FSDPP_CUDNN_FRONTEND_DIR "" CACHE STRING "Folder of cudnn_frontend.h; empty: looked for, or downloaded; OFF: built without")
 set(FSDPP_CUDNN_INCLUDES "")
 
 function(_fsdpp_cudnn_frontend_version folder result)
