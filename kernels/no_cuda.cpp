@@ -4,7 +4,6 @@
 #include "kernels/embedding.h"
 #include "kernels/kernels.h"
 #include "kernels/rms_norm.h"
-#include "kernels/silu_product.h"
 
 /// The launchers of a build without CUDA: nothing can call them with a device pointer, and they say so.
 namespace fsdpp::kernels {
@@ -29,9 +28,6 @@ size_t column_sums_scratch_bytes(int64_t /*rows*/, int64_t /*columns*/, DType /*
 int column_sums(const ColumnSumsArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 size_t embedding_backward_scratch_bytes(int64_t /*tokens*/, int64_t /*vocab*/) { return 0; }
 int embedding_backward(const EmbeddingBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
-bool has_silu_products() noexcept { return false; }
-int silu_product(const SiluProductArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
-int silu_product_backward(const SiluProductBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int silu(const SiluArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int silu_backward(const SiluBackwardArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }
 int cross_entropy(const CrossEntropyArgs& /*args*/, CUstream_st* /*stream*/) { return kNotSupported; }

@@ -1,12 +1,9 @@
 #include "kernels/silu_product.h"
 
-#include <cuda_runtime_api.h>
-
 #include "kernels/cuda/silu_product_launch.h"
 
 namespace fsdpp::kernels {
 
-#if FSDPP_CUTLASS
 bool has_silu_products() noexcept { return true; }
 
 int silu_product(const SiluProductArgs& args, CUstream_st* stream) {
@@ -16,12 +13,5 @@ int silu_product(const SiluProductArgs& args, CUstream_st* stream) {
 int silu_product_backward(const SiluProductBackwardArgs& args, CUstream_st* stream) {
   return args.dtype == DType::F16 ? silu_product_backward_f16(args, stream) : silu_product_backward_bf16(args, stream);
 }
-#else
-bool has_silu_products() noexcept { return false; }
-int silu_product(const SiluProductArgs& /*args*/, CUstream_st* /*stream*/) { return cudaErrorNotSupported; }
-int silu_product_backward(const SiluProductBackwardArgs& /*args*/, CUstream_st* /*stream*/) {
-  return cudaErrorNotSupported;
-}
-#endif
 
 }  // namespace fsdpp::kernels

@@ -94,9 +94,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     auto factors = mean_factors(targets, options.ignore_index);
     auto losses = run_chunks(rows, weight, targets, options, gradients,
                              scales_early(x) ? factors.const_data_ptr<double>() + 1 : nullptr);
-    context->save_for_backward({gradients.x, gradients.weight, factors, weight});
+    const auto left = scales_early(x) ? factors[2] : at::mul(factors[1], factors[2]);
+    context->save_for_backward({gradients.x, gradients.weight, left, weight});
     context->saved_data["sizes"] = x.sizes();
-    context->saved_data["scaled"] = scales_early(x);
     return losses.sum().mul_(factors[0]);
   }
 
@@ -108,8 +108,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     context->saved_data["spent"] = true;
     const auto saved = context->get_saved_variables();
     const auto &grad_x = saved[0], &grad_weight = saved[1], &weight = saved[3];
-    auto factor = at::mul(grads[0].to(at::kDouble), saved[2][2]);
-    if (!context->saved_data["scaled"].toBool()) factor.mul_(saved[2][1]);
+    const auto factor = at::mul(grads[0].to(at::kDouble), saved[2]);
     variable_list result(6);
     if (context->needs_input_grad(0) && grad_x.defined()) {
       scale(grad_x, factor);

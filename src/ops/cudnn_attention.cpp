@@ -20,6 +20,7 @@
 #include "base/enforce.h"
 #include "fsdpp/base/log.h"
 #include "ops/cuda_operator.h"
+#include "ops/matrix.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // the frontend declares it and leaves it to us: where it looks for cuDNN's functions
@@ -216,7 +217,7 @@ void run_attention_gradient(const at::Tensor& grad_qkv, const at::Tensor& out, c
 }  // namespace
 
 bool cudnn_takes(const at::Tensor& qkv, const AttentionOptions& options, bool with_gradient) {
-  if (!qkv.is_cuda() || (qkv.scalar_type() != at::kBFloat16 && qkv.scalar_type() != at::kHalf)) return false;
+  if (!is_half_on_cuda(qkv)) return false;
   if (!at::globalContext().userEnabledCuDNNSDP() || !is_in_range(problem_of(qkv, options, false))) return false;
   const auto& device = *at::cuda::getDeviceProperties(qkv.device().index());
   if ((device.major != 9 && device.major != 10) || !has_cudnn()) return false;

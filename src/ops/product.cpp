@@ -36,7 +36,6 @@ void product_by_libtorch(at::Tensor out, const at::Tensor& a, const at::Tensor& 
 }  // namespace
 
 void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate) {
-  expect_gathered(b);
   const CublasProduct call{.out = out, .a = a, .b = b, .bias = {}, .accumulate = accumulate};
   if (cublas_takes(call))
     cublas_product(call);
@@ -45,7 +44,6 @@ void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& 
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  expect_gathered(b);
   auto out = at::empty({a.size(0), b.size(1)}, a.options());
   product_into(out, a, b, /*accumulate=*/false);
   return out;

@@ -6,6 +6,7 @@ namespace fsdpp::ops {
 
 /// out = a·b, or out += a·b; out may be wider than a and b (fp32 for 16-bit products: summed and stored in fp32). Two
 /// dimensions.
+/// Parameters among the factors: gathered, which the caller sees to (expect_memory).
 void product_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool accumulate);
 [[nodiscard]] at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
