@@ -68,7 +68,7 @@ minillm::Place own_place(const minillm::Place& place, const std::string& name, c
 
 /// minillm with some of its flags.
 struct Flags {
-  bool fused = true, in_backward = false, keep_cast = false, graph = false, recompute_norms = false;
+  bool fused = true, in_backward = false, keep_cast = false, graph = false, recompute_norms = false, reduce_bf16 = false;
   fsdpp::comm::MeshOptions mesh = {};
 };
 std::unique_ptr<Stepper> make_minillm(const Setup& setup, const minillm::Place& place, const Flags& flags) {
@@ -78,6 +78,7 @@ std::unique_ptr<Stepper> make_minillm(const Setup& setup, const minillm::Place& 
   options.step_in_backward = flags.in_backward;
   options.keep_cast_shard = flags.keep_cast;
   options.graph = flags.graph;
+  options.reduce_bf16 = flags.reduce_bf16 && options.precision == Precision::BF16;
   return std::make_unique<MiniLLMStepper>(options, place);
 }
 Variant sharded(std::string name, std::string what, const Flags& flags) {
@@ -130,6 +131,10 @@ const std::vector<Variant>& step_variants() {
               {.in_backward = true, .recompute_norms = true}),
       sharded("sharded-fast", "as sharded, updates inside backward, the shards kept in bf16 too", {.in_backward = true, .keep_cast = true}),
       sharded("sharded-graph", "as fast, the whole step in one CUDA graph", {.in_backward = true, .keep_cast = true, .graph = true}),
+      sharded("sharded-bf16", "as fast, gradients reduced in bf16; on one rank stored so, as FSDP2's whatever it reduces in",
+              {.in_backward = true, .keep_cast = true, .reduce_bf16 = true}),
+      sharded("sharded-bf16-graph", "as bf16, the whole step in one CUDA graph",
+              {.in_backward = true, .keep_cast = true, .graph = true, .reduce_bf16 = true}),
       sharded("sharded-symmetric", "as fast, with symmetric buffers",
               {.in_backward = true, .keep_cast = true, .mesh = kSymmetric}),
       sharded("sharded-copy-engine", "as symmetric, gathers by copy engines",

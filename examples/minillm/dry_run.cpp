@@ -37,12 +37,15 @@ UnitPlan plan_unit(const std::vector<NamedShape>& shapes, int64_t narrowest, int
 
 int64_t gathered_width(const Options& options) { return options.precision == Precision::BF16 ? kBf16 : kFp32; }
 
+int64_t reduce_width(const Options& options) { return options.reduce_bf16 ? kBf16 : kFp32; }
+
 fsdpp::UnitMemory unit_memory(const Options& options, const fsdpp::shard::Plan& plan) {
   const bool on_wire = plan.options.world_size > 1;
   const auto width = gathered_width(options);
   const bool keeps_cast = options.keep_cast_shard && width != kFp32;
   fsdpp::UnitMemory memory;
-  memory.shard_bytes = memory.sharded_gradient_bytes = kFp32 * plan.slice_numel;
+  memory.shard_bytes = kFp32 * plan.slice_numel;
+  memory.sharded_gradient_bytes = (options.step_in_backward && !on_wire ? reduce_width(options) : kFp32) * plan.slice_numel;
   memory.cast_shard_bytes = keeps_cast ? width * plan.slice_numel : 0;
   memory.reserves_slots = options.symmetric_buffers && on_wire;
   const auto taken = [&](int64_t bytes) {  // registered memory comes in multiples
@@ -53,7 +56,7 @@ fsdpp::UnitMemory unit_memory(const Options& options, const fsdpp::shard::Plan& 
   memory.steps_in_backward = options.step_in_backward;
   memory.gradient_slots = on_wire ? 2 : 1;
   memory.gathers_ahead = on_wire;
-  memory.gradient_bytes = taken(kFp32 * plan.total_numel());
+  memory.gradient_bytes = taken(reduce_width(options) * plan.total_numel());
   memory.reduces_on_wire = on_wire;
   return memory;
 }
@@ -122,12 +125,14 @@ const char* head_formula(const ModelConfig& model) {
 MemoryPlan memory_plan(const Options& options, int world_size) {
   const auto& model = options.model;
   const auto width = gathered_width(options);
-  const auto vocabulary = unit_memory(options, plan_unit(vocabulary_shapes(model), width, world_size).plan);
+  const auto vocabulary = plan_unit(vocabulary_shapes(model), width, world_size).plan;
+  const auto embedding = unit_memory(options, vocabulary);
+  auto head = unit_memory(for_head(options, world_size), vocabulary);
+  head.keeps_gathered = true;
   const auto block = unit_memory(options, plan_unit(block_shapes(model), width, world_size).plan);
   std::vector<fsdpp::UnitMemory> units(static_cast<size_t>(model.layers), block);
-  units.insert(units.begin(), vocabulary);
-  units.push_back(vocabulary);
-  units.back().keeps_gathered = true;
+  units.insert(units.begin(), embedding);
+  units.push_back(head);
 
   const auto sizes = sizes_of(options);
   int64_t all_gradients = 0;
@@ -137,9 +142,9 @@ MemoryPlan memory_plan(const Options& options, int world_size) {
   memory.optimizer = 2 * memory.engine.shards;
   memory.libraries = options.cuda ? 2 * kCublasWorkspace : 0;
   memory.activations = sizes.hidden * model.layers * (model.recompute ? 1 : sizes.saved);
-  memory.head = head_bytes(options, sizes, vocabulary);
-  memory.last_block = last_block_bytes(options, sizes, vocabulary, block);
-  memory.last_steps = last_steps_bytes(options, sizes, vocabulary, block, all_gradients);
+  memory.head = head_bytes(options, sizes, head);
+  memory.last_block = last_block_bytes(options, sizes, head, block);
+  memory.last_steps = last_steps_bytes(options, sizes, embedding, block, all_gradients);
   return memory;
 }
 
@@ -162,7 +167,7 @@ std::string dry_run_text(const Options& options, int world_size) {
               row("optimizer", "two moments as the shards", m.optimizer),
               row("gathered buffers", "two blocks, embedding and head (one rank: a block, one of these two); none where the shard itself serves",
                   m.engine.gathered),
-              row("gradient buffers", "two blocks, embedding and head, fp32; all units with --grad-accum; else none on one rank",
+              row("gradient buffers", "two blocks, embedding and head, in the reduce dtype; all units with --grad-accum; else none on one rank",
                   m.engine.gradients),
               row("libraries", "cuBLAS's workspaces of two threads, on Hopper", m.libraries),
               "and the largest of\n",

@@ -23,6 +23,7 @@ struct Options {
   uint64_t seed = 0;
   bool cuda = false;
   Precision precision = Precision::FP32;
+  bool reduce_bf16 = false;  // gradients are reduced in bf16, not fp32
   bool shard = true;
   bool deferred_init = false;
   bool graph = false;             // the whole step as one CUDA graph
@@ -42,6 +43,12 @@ struct Options {
   bool dry_run = false;
   std::optional<int64_t> plan_world;  // --world
 };
+
+/// Those of the head's unit: its gradient is a sum over chunks in fp32, and stays so where nothing travels.
+[[nodiscard]] inline Options for_head(Options options, int world_size) {
+  options.reduce_bf16 = options.reduce_bf16 && world_size > 1;
+  return options;
+}
 
 /// Throws fsdpp::ConfigError for a flag that is unknown, out of range or at odds with another. Nothing (and the help text on
 /// standard output) for --help.

@@ -30,7 +30,7 @@ fsdpp::FullyShardOptions shard_options(const Options& options) {
   result.keep_cast_shard = options.keep_cast_shard;
   if (options.precision == Precision::FP32) return result;
   result.mp_policy.param_dtype = at::kBFloat16;
-  result.mp_policy.reduce_dtype = at::kFloat;
+  result.mp_policy.reduce_dtype = options.reduce_bf16 ? at::kBFloat16 : at::kFloat;
   return result;
 }
 
@@ -47,6 +47,7 @@ void shard_model(MiniLLM& model, const Options& options, const Place& place) {
   };
   shard(model->embed).set_unshard_in_backward(false);  // an embedding's backward does not read its table
   for (auto& block : model->blocks) shard(block);
+  how.mp_policy = shard_options(for_head(options, place.world_size)).mp_policy;
   how.reshard_after_forward = false;  // its backward follows at once
   shard(model->head);
   auto root = fsdpp::fully_shard(model, place.mesh);

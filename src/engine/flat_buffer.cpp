@@ -75,6 +75,7 @@ FlatBuffer::FlatBuffer(const Config& config, std::vector<at::Tensor> handles, st
   plan_ = shard::make_plan(shapes, plan_options(config));
   gaps_ = find_gaps(plan_);
   divide_factor_ = config.world_size * config.replicate_size;
+  sharded_grad_dtype_ = config.dtype;
   set_scales();
   params_.resize(handles.size());
   with_grad_.assign(handles.size(), false);
@@ -106,9 +107,9 @@ int64_t FlatBuffer::gradient_bytes() const noexcept {
   return plan_.total_numel() * static_cast<int64_t>(c10::elementSize(config_.reduce_dtype));
 }
 
-// Memory for this rank's slice in the original dtype.
-at::Tensor FlatBuffer::make_slice(bool on_host, bool zeroed) const {
-  auto options = at::TensorOptions(on_host ? c10::Device(c10::kCPU) : config_.device).dtype(config_.dtype);
+// Memory for this rank's slice.
+at::Tensor FlatBuffer::make_slice(c10::ScalarType dtype, bool on_host, bool zeroed) const {
+  auto options = at::TensorOptions(on_host ? c10::Device(c10::kCPU) : config_.device).dtype(dtype);
   if (on_host && config_.device.is_cuda()) options = options.pinned_memory(config_.pin_memory);
   return zeroed ? at::zeros({plan_.slice_numel}, options) : at::empty({plan_.slice_numel}, options);
 }
@@ -183,6 +184,7 @@ void FlatBuffer::change_dtype(c10::ScalarType dtype) {
   unguard_storage(shard_storage());
   unguard_storage(gathered_storage());
   config_.set_dtype(dtype);
+  sharded_grad_dtype_ = dtype;
   set_scales();
   make_storages(make_shard());
   for (auto& p : params_) {

@@ -95,7 +95,7 @@ class FlatBuffer {
   // -- deferred initialisation (parameters built on the meta device) ---------------------------------------------------
   [[nodiscard]] bool deferred() const noexcept { return shard_.is_meta(); }
   /// Memory for the shard, zeroed.
-  [[nodiscard]] at::Tensor make_shard() const { return make_slice(config_.offload_params, /*zeroed=*/true); }
+  [[nodiscard]] at::Tensor make_shard() const { return make_slice(config_.dtype, config_.offload_params, /*zeroed=*/true); }
   /// A parameter's part of `flat`, a tensor like shard().
   [[nodiscard]] at::Tensor local_view(const at::Tensor& flat, const ParamState& param) const;
   /// Puts `shard`, from make_shard(), in the place of the one without memory, and points the handles at it.
@@ -163,6 +163,11 @@ class FlatBuffer {
   void adopt_gradient(size_t param);
   /// The reductions of this backward are over.
   void end_backward();
+  /// Sharded gradients that are made from here on have the reduce dtype, where that is narrower than the original one and no bit is lost
+  /// by it that the reduction kept (one rank, scale 1); false: the original dtype again. Added to gradients that are there they have
+  /// those' dtype, the original one.
+  void keep_reduce_dtype(bool keep) noexcept;
+  [[nodiscard]] int64_t sharded_gradient_bytes(bool reduce_dtype) const noexcept;
   /// The sharded gradients may be freed before backward ends: on the reduction's stream, whose memory they are from here on.
   void expect_early_free() noexcept { freed_in_backward_ = true; }
   /// Divides gradients by `factor` in place of the number of ranks.
@@ -186,7 +191,9 @@ class FlatBuffer {
   [[nodiscard]] bool casts() const noexcept { return config_.dtype != config_.gathered_dtype; }
   [[nodiscard]] bool keeps_cast() const noexcept { return config_.keep_cast && casts() && !config_.offload_params; }
   [[nodiscard]] bool cast_is_current() const noexcept;
-  [[nodiscard]] at::Tensor make_slice(bool on_host, bool zeroed) const;
+  [[nodiscard]] at::Tensor make_slice(c10::ScalarType dtype, bool on_host, bool zeroed) const;
+  [[nodiscard]] bool may_keep_reduce_dtype() const noexcept;
+  [[nodiscard]] c10::ScalarType gradient_dtype(bool sharded) const noexcept { return sharded ? sharded_grad_dtype_ : config_.reduce_dtype; }
   void set_scales();
   [[nodiscard]] std::optional<c10::ScalarType> dtype_of_replaced_handles() const;
   void change_dtype(c10::ScalarType dtype);
@@ -225,8 +232,9 @@ class FlatBuffer {
   std::weak_ptr<EarlyMemory> early_;                  ///< given out by early_gradient()
   SlotPool::Slot* group_slot_ = nullptr;              ///< [world · slice / group], gathered dtype
   at::Tensor partial_;                                ///< 1-D [slice], reduce dtype: reduced, not yet all-reduced
-  at::Tensor sharded_grad_;                           ///< 1-D [slice], original dtype; held while being written
+  at::Tensor sharded_grad_;                           ///< 1-D [slice], sharded_grad_dtype_; held while being written
   WeakStorage sharded_grad_storage_{c10::intrusive_ptr<c10::StorageImpl>()};  ///< the same afterwards: the gradients own it
+  c10::ScalarType sharded_grad_dtype_;                ///< the original dtype, but see keep_reduce_dtype()
   double pre_scale_ = 1.0, post_scale_ = 1.0;         ///< before and after the sum; together 1 / world
 };
 

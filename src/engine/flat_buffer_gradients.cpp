@@ -97,6 +97,22 @@ void FlatBuffer::accumulate(SlotPool& pool, cuda::StreamView stream) {
   pack_gradients(grad_slot_->data(), config_.reduce_dtype, pre_scale_, stream);
 }
 
+bool FlatBuffer::may_keep_reduce_dtype() const noexcept {
+  bool narrower = c10::elementSize(config_.reduce_dtype) < c10::elementSize(config_.dtype);
+  bool alone = config_.world_size * config_.replicate_size == 1;
+  return narrower && alone && pre_scale_ * post_scale_ == 1.0 && !config_.offload_gradients;
+}
+
+void FlatBuffer::keep_reduce_dtype(bool keep) noexcept {
+  if (in_place_ || sharded_grad_.defined() || !early_.expired()) return;
+  sharded_grad_dtype_ = keep && may_keep_reduce_dtype() ? config_.reduce_dtype : config_.dtype;
+}
+
+int64_t FlatBuffer::sharded_gradient_bytes(bool reduce_dtype) const noexcept {
+  auto dtype = reduce_dtype && may_keep_reduce_dtype() ? config_.reduce_dtype : config_.dtype;
+  return plan_.slice_numel * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
 bool FlatBuffer::takes_targets(bool in_place) const noexcept {
   if (plan_.slice_numel == 0 || !c10::isFloatingType(config_.dtype)) return false;
   return pre_scale_ == 1.0 && (!in_place || post_scale_ == 1.0);
@@ -126,11 +142,11 @@ std::optional<at::Tensor> FlatBuffer::early_gradient(bool in_place, std::shared_
   if (in_place && handle.grad().defined()) return std::nullopt;
   auto early = std::make_shared<EarlyMemory>(std::move(pool), stream);
   if (in_place)
-    early->slice = make_slice(/*on_host=*/false, /*zeroed=*/false);
+    early->slice = make_slice(sharded_grad_dtype_, /*on_host=*/false, /*zeroed=*/false);
   else
     early->slot = early->pool->acquire(gradient_bytes(), stream);
   early_ = early;
-  auto dtype = in_place ? config_.dtype : config_.reduce_dtype;
+  auto dtype = gradient_dtype(in_place);
   early->place = at_element(in_place ? early->slice.mutable_data_ptr() : early->slot->data(), plan_.params.front().offset, dtype);
   return at::from_blob(early->place, params_.front().sizes, [early](void*) {}, at::TensorOptions(config_.device).dtype(dtype));
 }
@@ -145,7 +161,7 @@ GradientTarget FlatBuffer::target(size_t param, bool in_place, SlotPool& pool, c
     grad_slot_ = memory && memory->slot ? std::exchange(memory->slot, nullptr) : pool.acquire(gradient_bytes(), stream);
     begin_gradients(/*valid=*/false);
   }
-  auto dtype = in_place ? config_.dtype : config_.reduce_dtype;
+  auto dtype = gradient_dtype(in_place);
   void* base = in_place ? sharded_grad_.mutable_data_ptr() : grad_slot_->data();
   void* place = at_element(base, plan_.params[param].offset, dtype);
   unpacked_ = true;
@@ -168,7 +184,7 @@ comm::Ticket FlatBuffer::reduce_scatter(comm::Communicator& comm, cuda::StreamVi
 at::Tensor FlatBuffer::sharded_gradient_buffer() const {
   auto storage = sharded_grad_storage_.lock();
   if (!storage) return {};
-  return make_tensor_on(c10::Storage(std::move(storage)), config_.dtype, {plan_.slice_numel}, 0);
+  return make_tensor_on(c10::Storage(std::move(storage)), sharded_grad_dtype_, {plan_.slice_numel}, 0);
 }
 
 // True when the sharded gradients hold something to add to. Afterwards sharded_grad_ has room for all of them.
@@ -178,10 +194,11 @@ bool FlatBuffer::prepare_sharded_gradients(cuda::StreamView stream, at::Tensor m
   for (auto& p : params_)  // also what this backward did not reach: it lives in the same memory
     if (auto h = p.handle(); h.defined() && h.requires_grad()) p.put_grad_aside(h);
   bool any = std::any_of(params_.begin(), params_.end(), [](auto& p) { return p.sharded_grad.defined(); });
+  if (any) sharded_grad_dtype_ = config_.dtype;  // as whatever the user can see
   sharded_grad_ = any ? sharded_gradient_buffer() : at::Tensor();
   if (!sharded_grad_.defined()) {  // what runs on `stream` overwrites all of it, padding included
     cuda::StreamGuard owner(freed_in_backward_ ? stream : cuda::current_stream(config_.device));
-    sharded_grad_ = memory.defined() && !any ? std::move(memory) : make_slice(config_.offload_gradients, /*zeroed=*/any);
+    sharded_grad_ = memory.defined() && !any ? std::move(memory) : make_slice(sharded_grad_dtype_, config_.offload_gradients, /*zeroed=*/any);
   }
   if (!any) return false;
   stream.wait(cuda::current_stream(config_.device));
@@ -273,7 +290,7 @@ void FlatBuffer::store_reduced_slice(SlotPool& staging_pool, cuda::StreamView st
   auto* staging = host ? staging_pool.acquire(shard_bytes(), stream) : nullptr;
   void* dst = host ? staging->data() : sharded_grad_.mutable_data_ptr();
   if (host && accumulate) stream.copy(dst, host, shard_bytes());
-  run_cast({.dst = dst, .dst_dtype = kernel_dtype(config_.dtype), .src = reduced_slice(), .src_dtype = kernel_dtype(config_.reduce_dtype),
+  run_cast({.dst = dst, .dst_dtype = kernel_dtype(sharded_grad_dtype_), .src = reduced_slice(), .src_dtype = kernel_dtype(config_.reduce_dtype),
             .numel = plan_.slice_numel, .scale = scale, .accumulate = accumulate}, stream);
   if (host) stream.copy(host, dst, shard_bytes());
   staging_pool.release(staging, stream);
@@ -296,7 +313,7 @@ void FlatBuffer::begin_in_place(cuda::StreamView stream, at::Tensor memory) {
 
 void FlatBuffer::reduce_locally(cuda::StreamView stream) {
   begin_in_place(stream);
-  pack_gradients(sharded_grad_.mutable_data_ptr(), config_.dtype, pre_scale_ * post_scale_, stream);
+  pack_gradients(sharded_grad_.mutable_data_ptr(), sharded_grad_dtype_, pre_scale_ * post_scale_, stream);
   in_place_ = false;
   publish_sharded_gradients();
 }

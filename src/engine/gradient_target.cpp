@@ -30,6 +30,7 @@ bool Unit::offers_targets(const FlatBuffer& buffer, bool in_place) const {
 std::optional<at::Tensor> Unit::early_gradient(FlatBuffer& buffer) {
   bool in_place = reduces_in_place(buffer) && requires_gradient_sync_;
   if (in_backward() || !offers_targets(buffer, in_place)) return std::nullopt;
+  choose_gradient_dtype();
   return buffer.early_gradient(in_place, {context_, &context_->gradient_pool()}, context_->compute_stream());
 }
 

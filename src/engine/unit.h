@@ -221,6 +221,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void release_accumulators();
   void release_memory();
   void begin_backward(int task);
+  [[nodiscard]] bool keeps_reduce_dtype() const noexcept;
+  void choose_gradient_dtype();
   void post_backward();
   void reduce();
   void accumulate();

@@ -14,12 +14,20 @@ namespace fsdpp::engine {
 
 void Unit::begin_backward(int task) {
   backward_task_ = task;
+  choose_gradient_dtype();
   expected_grads_ = 0;
   seen_grads_ = 0;
   reached_last_module_ = false;
   for (auto& b : buffers_)
     for (auto& p : b->params()) expected_grads_ += p.accumulator.expired() ? 0 : 1;
   context_->touch(shared_from_this());
+}
+
+// What an optimizer takes and drops inside backward, and the user does not see, need not have the parameters' dtype.
+bool Unit::keeps_reduce_dtype() const noexcept { return steps_in_backward() && !has_param_hooks_; }
+
+void Unit::choose_gradient_dtype() {
+  for (auto& b : buffers_) b->keep_reduce_dtype(keeps_reduce_dtype());
 }
 
 void Unit::forget_backward() noexcept {
@@ -220,6 +228,8 @@ void Unit::run_param_hooks(cuda::StreamView stream) {
   if (ready.empty()) return;
   hooks_run_ = true;
   if (stepping) stepping->step_some(handles);
+  for (auto& h : handles)  // of no optimizer
+    if (auto& grad = h.mutable_grad(); grad.defined() && grad.scalar_type() != h.scalar_type()) grad = grad.to(h.scalar_type());
   if (state_ != UnitState::Shown) return;
   for (size_t i = 0; i < ready.size(); ++i) point_handle(handles[i], ready[i]->gathered_view);
 }

@@ -77,7 +77,7 @@ UnitMemory Unit::memory(bool as_root) const {
                   std::any_of(b->params().begin(), b->params().end(), [](auto& p) { auto h = p.handle(); return h.defined() && h.requires_grad(); });
     if (!trains) continue;
     m.gradient_bytes += context_->gradient_pool().rounded(b->gradient_bytes());
-    (writes_host_memory() ? m.host_bytes : m.sharded_gradient_bytes) += shard;
+    (writes_host_memory() ? m.host_bytes : m.sharded_gradient_bytes) += b->sharded_gradient_bytes(keeps_reduce_dtype());
     if (writes_host_memory()) m.gradient_staging_bytes += shard;
   }
   return m;

@@ -259,15 +259,19 @@ TEST(Units, HeadIsUpdatedAndShardedBeforeBackwardReachesTheBlocks) {
     });
 }
 
-class DryRun : public testing::TestWithParam<std::tuple<int, Precision, int64_t, bool>> {};
+class DryRun : public testing::TestWithParam<std::tuple<int, std::pair<Precision, bool>, int64_t, bool>> {};
 INSTANTIATE_TEST_SUITE_P(All, DryRun,
-                         testing::Combine(testing::Values(1, 2, 3), testing::Values(Precision::FP32, Precision::BF16),
+                         testing::Combine(testing::Values(1, 2, 3),
+                                          testing::Values(std::pair(Precision::FP32, false), std::pair(Precision::BF16, false),
+                                                          std::pair(Precision::BF16, true)),
                                           testing::Values(int64_t{1}, int64_t{2}), testing::Bool()));
 
 TEST_P(DryRun, Numbers_AreThoseOfTheShardedModel) {
   Options options;
   options.model = kTiny;
-  std::tie(std::ignore, options.precision, options.grad_accum, options.step_in_backward) = GetParam();
+  std::pair<Precision, bool> dtypes;
+  std::tie(std::ignore, dtypes, options.grad_accum, options.step_in_backward) = GetParam();
+  std::tie(options.precision, options.reduce_bf16) = dtypes;
   options.keep_cast_shard = options.step_in_backward;
   const int world_size = std::get<0>(GetParam());
   const auto planned = memory_plan(options, world_size).engine;

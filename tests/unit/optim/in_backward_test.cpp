@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/registry.h"
+#include "engine/unit.h"
+#include "fsdpp/api/unit_handle.h"
 #include "fsdpp/base/error.h"
+#include "fsdpp/ops/linear.h"
 #include "fsdpp/optim/adamw.h"
 #include "fsdpp/optim/clip_grad_norm.h"
 #include "fsdpp/optim/grad_scaler.h"
@@ -18,10 +22,10 @@ using comm::run_local_world;
 using comm::World;
 using ::testing::HasSubstr;
 
-FullyShardOptions with_casts(bool keep) {
+FullyShardOptions with_casts(bool keep, c10::ScalarType reduce = at::kFloat) {
   FullyShardOptions options;
   options.mp_policy.param_dtype = at::kBFloat16;
-  options.mp_policy.reduce_dtype = at::kFloat;
+  options.mp_policy.reduce_dtype = reduce;
   options.keep_cast_shard = keep;
   return options;
 }
@@ -30,6 +34,7 @@ struct How {
   bool in_backward = false;
   bool keep_cast = false;
   bool casts = false;
+  c10::ScalarType reduce = at::kFloat;
   int replicas = 1;
   int micro_batches = 1;
   int steps = 4;
@@ -38,7 +43,7 @@ struct How {
 /// The full parameters after some steps of AdamW.
 std::vector<at::Tensor> trained(const std::shared_ptr<World>& world, const How& how) {
   auto net = make_tiny_net();
-  auto options = how.casts ? with_casts(how.keep_cast) : FullyShardOptions{};
+  auto options = how.casts ? with_casts(how.keep_cast, how.reduce) : FullyShardOptions{};
   auto mesh = how.replicas > 1 ? Mesh::hybrid(world, how.replicas) : Mesh::shard(world);
   shard_tiny_net(net, mesh, options, options);
   optim::AdamW adam(*net, {.lr = 0.01, .eps = 1e-3});
@@ -71,9 +76,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, StepInBackward, ::testing::Values(1, 2, 3));
 
 TEST_P(StepInBackward, GivesTheBitsOfAStepAfterIt) {
   run_local_world(GetParam(), [](std::shared_ptr<World> world) {
-    for (bool casts : {false, true})
+    for (auto [casts, reduce] : {std::pair(false, at::kFloat), std::pair(true, at::kFloat), std::pair(true, at::kBFloat16)})
       for (int micro_batches : {1, 3}) {
-        How how{.casts = casts, .micro_batches = micro_batches};
+        How how{.casts = casts, .reduce = reduce, .micro_batches = micro_batches};
         auto want = trained(world, how);
         how.in_backward = true;
         expect_equal(trained(world, how), want);
@@ -159,6 +164,92 @@ TEST(StepInBackward, OfAnotherOptimizerTakesOver) {
     auto ids = tokens(1);
     token_loss(net(ids), ids).backward();
     for (auto& p : net->parameters()) EXPECT_EQ(adam.state(p).step, 0);
+  });
+}
+
+/// Sees what an optimizer is given, and drops it or leaves it.
+struct Onlooker final : engine::BackwardStepper {
+  bool drops = true;
+  std::vector<at::Tensor> given;
+  [[nodiscard]] bool active() const noexcept override { return true; }
+  void step_some(const std::vector<at::Tensor>& parameters) override {
+    for (auto& p : parameters) {
+      given.push_back(p.grad().clone());
+      if (drops) p.mutable_grad() = at::Tensor();
+    }
+  }
+};
+
+/// A linear layer whose weight's gradient is written by a product: in fp32 where it may.
+struct OneProduct {
+  torch::nn::Linear layer{torch::nn::LinearOptions(33, 17).bias(false)};
+  std::shared_ptr<Onlooker> onlooker = std::make_shared<Onlooker>();
+  at::Tensor x;
+  OneProduct(const std::shared_ptr<World>& world, c10::ScalarType reduce, bool steps = true) {
+    fill_parameters(*layer, 3);
+    x = at::randn({19, 33}, at::detail::createCPUGenerator(5)).to(at::kBFloat16);
+    fully_shard(layer, Mesh::shard(world), with_casts(false, reduce));
+    if (!steps) return;
+    for (auto& unit : engine::find_units(*layer)) unit->step_by(onlooker);
+  }
+  void backward() {
+    auto unit = unit_of(*layer);
+    unit.unshard();
+    ops::linear(x, layer->weight).to(at::kFloat).square().sum().backward();
+  }
+};
+
+TEST(GradientsDroppedInBackward, KeepTheReduceDtypeOnOneRank) {
+  run_local_world(1, [](std::shared_ptr<World> world) {
+    OneProduct wide(world, at::kFloat), narrow(world, at::kBFloat16), seen(world, at::kBFloat16, /*steps=*/false);
+    for (auto* one : {&wide, &narrow, &seen}) one->backward();
+    ASSERT_EQ(narrow.onlooker->given.size(), 1U);
+    const auto &exact = wide.onlooker->given.at(0), &rounded = narrow.onlooker->given.at(0);
+    EXPECT_EQ(exact.scalar_type(), at::kFloat);
+    ASSERT_EQ(rounded.scalar_type(), at::kBFloat16);
+    EXPECT_FALSE(at::equal(exact, rounded.to(at::kFloat))) << "the product's bits beyond bf16";
+    EXPECT_TRUE(at::equal(exact.to(at::kBFloat16), rounded));
+    EXPECT_EQ(seen.layer->weight.grad().scalar_type(), at::kFloat) << "what a user sees has the parameter's dtype";
+    const auto bytes = [](OneProduct& one) { return engine::find_units(*one.layer).at(0)->memory().sharded_gradient_bytes; };
+    EXPECT_EQ(bytes(wide), 2 * bytes(narrow));
+    EXPECT_EQ(bytes(wide), bytes(seen));
+  });
+}
+
+TEST(GradientsDroppedInBackward, HaveTheParametersDtypeWhereTheyStay) {
+  run_local_world(1, [](std::shared_ptr<World> world) {
+    OneProduct one(world, at::kBFloat16), twice(world, at::kFloat, /*steps=*/false);
+    one.onlooker->drops = false;
+    auto& weight = one.layer->weight;
+    for (auto* each : {&one, &twice}) each->backward();
+    ASSERT_EQ(weight.grad().scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(weight.grad(), twice.layer->weight.grad().to(at::kBFloat16).to(at::kFloat)));
+    const auto want = weight.grad() + twice.layer->weight.grad();
+    for (auto* each : {&one, &twice}) each->backward();
+    ASSERT_EQ(weight.grad().scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::allclose(weight.grad(), want, 1e-6)) << "added up in fp32";
+    one.onlooker.reset();
+    weight.mutable_grad() = at::Tensor();
+    one.backward();
+    twice.layer->weight.mutable_grad() = at::Tensor();
+    twice.backward();
+    EXPECT_TRUE(at::equal(weight.grad(), twice.layer->weight.grad())) << "nobody steps any more";
+  });
+}
+
+TEST(GradientsDroppedInBackward, HaveTheParametersDtypeForHooksAndOnSeveralRanks) {
+  run_local_world(1, [](std::shared_ptr<World> world) {
+    OneProduct one(world, at::kBFloat16);
+    c10::ScalarType hooked = at::kByte;
+    register_post_accumulate_grad_hook(one.layer->weight, [&](const at::Tensor& p) { hooked = p.grad().scalar_type(); });
+    one.backward();
+    EXPECT_EQ(hooked, at::kFloat);
+  });
+  run_local_world(2, [](std::shared_ptr<World> world) {
+    OneProduct one(world, at::kBFloat16);
+    one.backward();
+    ASSERT_EQ(one.onlooker->given.size(), 1U);
+    EXPECT_EQ(one.onlooker->given[0].scalar_type(), at::kFloat);
   });
 }
 
