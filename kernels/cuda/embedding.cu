@@ -4,7 +4,8 @@
 
 /// A first launch puts the tokens in order of their rows, without sorting: of `owners` blocks each has every owners-th row,
 /// reads all ids and picks its own. Traffic is owners · tokens · 8 bytes from the second-level cache: 8 MiB for 8192
-/// tokens, where the gradient of 32000 x 2048 is 250 MiB. A second launch sums: a block has 32 rows and a strip of columns.
+/// tokens, where the gradient of 32000 x 2048 is 250 MiB. A second launch sums: a block has a strip of columns of 32 rows, far from each other since rows of
+/// frequent tokens are often neighbours.
 namespace fsdpp::kernels {
 namespace {
 
@@ -26,7 +27,7 @@ struct alignas(8) Range {
   int count;
 };
 
-/// Owner o has rows o, o + owners, …: rows of frequent tokens are often neighbours, and so are many blocks'.
+/// Owner o has rows o, o + owners, …
 struct Owners {
   int shift = 7;  ///< owners = 2^shift
   int vocab;
@@ -274,27 +275,27 @@ __device__ void write_sums(const Sums<C, N>& sums, Out* row, int64_t dim, int64_
 template <int N, class T, class Out>
 __global__ void __launch_bounds__(kThreads, 4)
     sum_tokens_kernel(const T* grads, const Range* ranges, const int* order, Out* out, int vocab, int64_t dim, int strips,
-                      bool accumulate) {
+                      int row_step, bool accumulate) {
   using C = typename ComputeType<T>::type;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int first_row = static_cast<int>(blockIdx.x) / strips * kBlockRows;
+  const int first_row = static_cast<int>(blockIdx.x) / strips;
   const Gradient<T> grad{grads, dim, static_cast<int64_t>(blockIdx.x % strips) * Sums<C, N>::kStrip + lane * N};
-  const Range own = first_row + lane < vocab ? ranges[first_row + lane] : Range{0, 0};
+  const Range own = first_row + lane * row_step < vocab ? ranges[first_row + lane * row_step] : Range{0, 0};
   const int own_first = own.count > 0 ? order[own.begin] : 0;
 #pragma unroll 1
-  for (int at = warp; at < kBlockRows && first_row + at < vocab; at += kSumWarps) {
+  for (int at = warp; at < kBlockRows && first_row + at * row_step < vocab; at += kSumWarps) {
     const int begin = __shfl_sync(kWholeWarp, own.begin, at), count = __shfl_sync(kWholeWarp, own.count, at);
     int token = __shfl_sync(kWholeWarp, own_first, at);
     if (count > kRun || (accumulate && count == 0)) continue;
     if (count > 1) token = lane < count ? order[begin + lane] : 0;
-    Out* const row = out + static_cast<int64_t>(first_row + at) * dim;
+    Out* const row = out + static_cast<int64_t>(first_row + at * row_step) * dim;
     write_sums<N>(run_sums<N>(grad, token, count), row, dim, grad.column, accumulate);
   }
   for (unsigned many = __ballot_sync(kWholeWarp, own.count > kRun); many != 0; many &= many - 1) {
     const int at = __ffs(static_cast<int>(many)) - 1;
     const int begin = __shfl_sync(kWholeWarp, own.begin, at), count = __shfl_sync(kWholeWarp, own.count, at);
     const auto sums = long_row_sums<N>(grad, order + begin, count);
-    if (warp == 0) write_sums<N>(sums, out + static_cast<int64_t>(first_row + at) * dim, dim, grad.column, accumulate);
+    if (warp == 0) write_sums<N>(sums, out + static_cast<int64_t>(first_row + at * row_step) * dim, dim, grad.column, accumulate);
   }
 }
 
@@ -303,11 +304,11 @@ __global__ void __launch_bounds__(kThreads, 4)
 template <int N, class T, class Out>
 int launch_sums(const EmbeddingBackwardArgs& a, const Range* ranges, const int* order, cudaStream_t stream) {
   constexpr int kStrip = Sums<float, N>::kStrip;
-  const int64_t strips = (a.dim + kStrip - 1) / kStrip, blocks = (a.vocab + kBlockRows - 1) / kBlockRows * strips;
+  const int64_t strips = (a.dim + kStrip - 1) / kStrip, groups = (a.vocab + kBlockRows - 1) / kBlockRows, blocks = groups * strips;
   if (blocks > INT32_MAX) return static_cast<int>(cudaErrorInvalidValue);
   sum_tokens_kernel<N><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
       static_cast<const T*>(a.grad), ranges, order, static_cast<Out*>(a.out), static_cast<int>(a.vocab), a.dim,
-      static_cast<int>(strips), a.accumulate);
+      static_cast<int>(strips), static_cast<int>(groups), a.accumulate);
   return static_cast<int>(cudaGetLastError());
 }
 
@@ -327,7 +328,7 @@ size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t vocab) {
 
 int embedding_backward(const EmbeddingBackwardArgs& a, CUstream_st* stream) {
   if (a.vocab <= 0 || a.dim <= 0 || (a.accumulate && a.tokens <= 0)) return 0;
-  if (a.tokens > INT32_MAX || a.vocab > INT32_MAX || a.dim > INT32_MAX) return static_cast<int>(cudaErrorInvalidValue);
+  if (a.tokens > INT32_MAX || a.vocab > INT32_MAX - kBlockRows || a.dim > INT32_MAX) return static_cast<int>(cudaErrorInvalidValue);
   auto* const ranges = static_cast<Range*>(a.scratch);
   auto* const order = reinterpret_cast<int*>(ranges + a.vocab);
   const Owners owners(a);
