@@ -1,11 +1,13 @@
-// fsdpp's operators beside LibTorch's, forward and backward, in turns within one process. One JSON object a row, then a table. Values of
-// unit variance, weights of variance 1 / inputs. Parameters are plain tensors here: in a sharded unit their gradients go straight into
-// its gradient buffer besides.
+// fsdpp's operators beside LibTorch's, forward and backward, in turns within one process. One JSON object a row, then a
+// table. Values of unit variance, weights of variance 1 / inputs. Parameters are plain tensors here: in a sharded unit
+// their gradients go straight into its gradient buffer besides.
 //
-// Formulas. ms, libtorch_ms: a forward and backward, device time, median over turns. limit_ms: the longer of flops at 989 TFLOP/s (dense
-// bf16) and bytes at 4.8 TB/s, both of an H200; flops: of the products, 2·m·n·k each; bytes: what goes in and its gradients, what comes
-// out and its gradient, each moved once a pass (embedding: the rows that are read, the whole table's gradient). error, libtorch_error: largest over result and gradients of the norm of the difference
-// to the same in fp32 (fp64 for fp32 operands), relative to the norm. The run fails if fsdpp's error is well above LibTorch's.
+// Formulas. ms, libtorch_ms: a forward and backward, device time, median over turns. limit_ms: the longer of flops at
+// 989 TFLOP/s (dense bf16) and bytes at 4.8 TB/s, both of an H200; flops: of the products, 2·m·n·k each; bytes: what
+// goes in and its gradients, what comes out and its gradient, each moved once a pass (embedding: the rows that are
+// read, the whole table's gradient). error, libtorch_error: largest over result and gradients of the norm of the
+// difference to the same in fp32 (fp64 for fp32 operands), relative to the norm. The run fails if fsdpp's error is well
+// above LibTorch's.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -81,7 +83,8 @@ std::optional<Settings> parse(int argc, char** argv) {
 class Maker {
  public:
   explicit Maker(const Settings& s)
-      : s_(s), options_(at::TensorOptions(c10::Device(s.device)).dtype(s.device == "cuda" ? at::kBFloat16 : at::kFloat)) {}
+      : s_(s),
+        options_(at::TensorOptions(c10::Device(s.device)).dtype(s.device == "cuda" ? at::kBFloat16 : at::kFloat)) {}
 
   [[nodiscard]] at::Tensor x(int64_t width) const { return at::randn({s_.batch, s_.seq, width}, options_); }
   [[nodiscard]] at::Tensor weight(int64_t out, int64_t in) const {
@@ -110,7 +113,8 @@ at::Tensor attention_by_libtorch(const at::Tensor& qkv, int64_t heads) {
 
 at::Tensor loss_by_libtorch(const Tensors& in) {
   const auto logits = at::linear(in[0], in[1]).view({-1, in[1].size(0)});
-  return at::cross_entropy_loss(logits.scalar_type() == at::kBFloat16 ? logits.to(at::kFloat) : logits, in[2].view({-1}));
+  return at::cross_entropy_loss(logits.scalar_type() == at::kBFloat16 ? logits.to(at::kFloat) : logits,
+                                in[2].view({-1}));
 }
 
 std::vector<Case> make_cases(const Settings& s) {
@@ -118,27 +122,39 @@ std::vector<Case> make_cases(const Settings& s) {
   const auto d = s.dim, heads = s.heads;
   const auto product = [&](int64_t in, int64_t out) { return 6.0 * static_cast<double>(s.tokens() * in * out); };
   const auto embedding = [](const Tensors& in) { return at::embedding(in[1], in[0]); };
-  const double element = s.device == "cuda" ? 2 : 4;  // the rows read, written, their gradients read; the table's gradient written
+  const double element =
+      s.device == "cuda" ? 2 : 4;  // the rows read, written, their gradients read; the table's gradient written
   const double of_embedding = element * static_cast<double>(d * (3 * s.tokens() + s.vocab));
   const auto our_embedding = [](const Tensors& in) { return fsdpp::ops::embedding(in[0], in[1]); };
   return {
-      {"linear", product(d, d), {make.x(d), make.weight(d, d), make.vector(d)},
+      {"linear",
+       product(d, d),
+       {make.x(d), make.weight(d, d), make.vector(d)},
        [](const Tensors& in) { return fsdpp::ops::linear(in[0], in[1], in[2]); },
        [](const Tensors& in) { return at::linear(in[0], in[1], in[2]); }},
-      {"silu_mlp", product(d, 8 * d), {make.x(d), make.weight(4 * d, d), make.weight(d, 4 * d)},
+      {"silu_mlp",
+       product(d, 8 * d),
+       {make.x(d), make.weight(4 * d, d), make.weight(d, 4 * d)},
        [](const Tensors& in) { return fsdpp::ops::silu_mlp(in[0], in[1], in[2]); },
        [](const Tensors& in) { return at::linear(at::silu(at::linear(in[0], in[1])), in[2]); }},
-      {"attention", 3.5 * 4.0 * static_cast<double>(s.tokens() * s.seq * d), {make.x(3 * d)},
+      {"attention",
+       3.5 * 4.0 * static_cast<double>(s.tokens() * s.seq * d),
+       {make.x(3 * d)},
        [heads](const Tensors& in) { return fsdpp::ops::attention(in[0], {.heads = heads}); },
        [heads](const Tensors& in) { return attention_by_libtorch(in[0], heads); }},
-      {"add_rms_norm", 0, {make.x(d), make.x(d), make.vector(d)},
+      {"add_rms_norm",
+       0,
+       {make.x(d), make.x(d), make.vector(d)},
        [](const Tensors& in) {
          const auto r = fsdpp::ops::add_rms_norm(in[0], in[1], in[2]);
          return r.normed;
        },
        [d](const Tensors& in) { return at::rms_norm(in[0] + in[1], {d}, in[2]); }},
-      {"linear_cross_entropy", product(d, s.vocab), {make.x(d), make.weight(s.vocab, d), make.ids(false)},
-       [](const Tensors& in) { return fsdpp::ops::linear_cross_entropy(in[0], in[1], in[2]); }, loss_by_libtorch},
+      {"linear_cross_entropy",
+       product(d, s.vocab),
+       {make.x(d), make.weight(s.vocab, d), make.ids(false)},
+       [](const Tensors& in) { return fsdpp::ops::linear_cross_entropy(in[0], in[1], in[2]); },
+       loss_by_libtorch},
       {"embedding, even ids", 0, {make.ids(false), make.weight(s.vocab, d)}, our_embedding, embedding, of_embedding},
       {"embedding, skewed ids", 0, {make.ids(true), make.weight(s.vocab, d)}, our_embedding, embedding, of_embedding},
   };
@@ -221,8 +237,8 @@ Errors check(const Case& c, const Pass& ours, const Pass& libtorch, const at::Te
   if (spoil) got.back() = got.back() * 1.05;
   const Errors errors{error(got, want), error(libtorch(grad), want)};
   if (!(errors.ours <= 1.25 * errors.libtorch + 1e-6))
-    throw fsdpp::Error("bench_operators: " + c.name + ": relative error " + fixed(errors.ours, 7) + " against LibTorch's " +
-                       fixed(errors.libtorch, 7));
+    throw fsdpp::Error("bench_operators: " + c.name + ": relative error " + fixed(errors.ours, 7) +
+                       " against LibTorch's " + fixed(errors.libtorch, 7));
   return errors;
 }
 
@@ -238,7 +254,8 @@ void measure(const Settings& s, const Case& c, const bench::Report& report, benc
     timing.turn(libtorch, grad, libtorch_samples);
   }
   const auto ms = bench::spread_of(our_samples), theirs = bench::spread_of(libtorch_samples);
-  const double bytes = c.bytes > 0 ? c.bytes : ours.bytes(out), limit = 1e3 * std::max(c.flops / kPeakFlops, bytes / kPeakBytes);
+  const double bytes = c.bytes > 0 ? c.bytes : ours.bytes(out),
+               limit = 1e3 * std::max(c.flops / kPeakFlops, bytes / kPeakBytes);
   bench::Row row{{"operator", c.name}, {"flops", c.flops}, {"bytes", bytes}, {"limit_ms", limit}};
   bench::put(row, "ms", ms);
   bench::put(row, "libtorch_ms", theirs);
@@ -247,15 +264,22 @@ void measure(const Settings& s, const Case& c, const bench::Report& report, benc
   row["libtorch_error"] = errors.libtorch;
   report.row(row);
   table.add({c.name, fixed(ms.median, 3), fixed(ms.min, 3) + ".." + fixed(ms.max, 3), fixed(theirs.median, 3),
-             fixed(theirs.median / ms.median, 2), s.device == "cuda" ? fixed(limit / ms.median, 2) : "-", fixed(errors.ours, 6),
-             fixed(errors.libtorch, 6)});
+             fixed(theirs.median / ms.median, 2), s.device == "cuda" ? fixed(limit / ms.median, 2) : "-",
+             fixed(errors.ours, 6), fixed(errors.libtorch, 6)});
 }
 
 void run(const Settings& s) {
   const c10::Device device(s.device);
-  const bench::Report report(true, {{"bench", "operators"}, {"batch", s.batch}, {"seq", s.seq}, {"dim", s.dim}, {"heads", s.heads},
-                                    {"vocab", s.vocab}, {"device", s.device}, {"machine", bench::machine(device)}});
-  bench::Table table({"operator", "ms", "min..max", "LibTorch ms", "LibTorch / ours", "limit / ours", "error", "LibTorch's"});
+  const bench::Report report(true, {{"bench", "operators"},
+                                    {"batch", s.batch},
+                                    {"seq", s.seq},
+                                    {"dim", s.dim},
+                                    {"heads", s.heads},
+                                    {"vocab", s.vocab},
+                                    {"device", s.device},
+                                    {"machine", bench::machine(device)}});
+  bench::Table table(
+      {"operator", "ms", "min..max", "LibTorch ms", "LibTorch / ours", "limit / ours", "error", "LibTorch's"});
   for (const auto& c : make_cases(s)) measure(s, c, report, table);
   report.table(table);
 }

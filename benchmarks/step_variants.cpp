@@ -68,7 +68,8 @@ minillm::Place own_place(const minillm::Place& place, const std::string& name, c
 
 /// minillm with some of its flags.
 struct Flags {
-  bool fused = true, in_backward = false, keep_cast = false, graph = false, recompute_norms = false, reduce_bf16 = false;
+  bool fused = true, in_backward = false, keep_cast = false, graph = false, recompute_norms = false,
+       reduce_bf16 = false;
   fsdpp::comm::MeshOptions mesh = {};
 };
 std::unique_ptr<Stepper> make_minillm(const Setup& setup, const minillm::Place& place, const Flags& flags) {
@@ -129,9 +130,12 @@ const std::vector<Variant>& step_variants() {
       sharded("sharded-plain-ops", "as sharded, with LibTorch's operators", {.fused = false}),
       sharded("sharded-lean", "as sharded, updates inside backward, norms made again there: the least memory",
               {.in_backward = true, .recompute_norms = true}),
-      sharded("sharded-fast", "as sharded, updates inside backward, the shards kept in bf16 too", {.in_backward = true, .keep_cast = true}),
-      sharded("sharded-graph", "as fast, the whole step in one CUDA graph", {.in_backward = true, .keep_cast = true, .graph = true}),
-      sharded("sharded-bf16", "as fast, gradients reduced in bf16; on one rank stored so, as FSDP2's whatever it reduces in",
+      sharded("sharded-fast", "as sharded, updates inside backward, the shards kept in bf16 too",
+              {.in_backward = true, .keep_cast = true}),
+      sharded("sharded-graph", "as fast, the whole step in one CUDA graph",
+              {.in_backward = true, .keep_cast = true, .graph = true}),
+      sharded("sharded-bf16",
+              "as fast, gradients reduced in bf16; on one rank stored so, as FSDP2's whatever it reduces in",
               {.in_backward = true, .keep_cast = true, .reduce_bf16 = true}),
       sharded("sharded-bf16-graph", "as bf16, the whole step in one CUDA graph",
               {.in_backward = true, .keep_cast = true, .graph = true, .reduce_bf16 = true}),
@@ -141,11 +145,16 @@ const std::vector<Variant>& step_variants() {
               {.in_backward = true, .keep_cast = true, .mesh = kCopyEngine}),
       sharded("sharded-symmetric-graph", "as symmetric, the whole step in one CUDA graph",
               {.in_backward = true, .keep_cast = true, .graph = true, .mesh = kSymmetric}),
-      {.name = "plain", .what = "plain LibTorch, bf16 weights, LibTorch's fused AdamW on fp32 masters",
+      {.name = "plain",
+       .what = "plain LibTorch, bf16 weights, LibTorch's fused AdamW on fp32 masters",
        .make = [](const Setup& s) { return std::make_unique<PlainStepper>(s); }},
-      {.name = "autocast", .what = "minillm --no-shard: autocast, fsdpp's AdamW",
+      {.name = "autocast",
+       .what = "minillm --no-shard: autocast, fsdpp's AdamW",
        .make = [](const Setup& s) { return make_minillm(s, alone(s.place), {.fused = false}); }},
-      {.name = "plain-graph", .what = "as plain, the whole step in one CUDA graph", .cuda_only = true, .steps_when_made = 3,
+      {.name = "plain-graph",
+       .what = "as plain, the whole step in one CUDA graph",
+       .cuda_only = true,
+       .steps_when_made = 3,
        .make = [](const Setup& s) { return std::make_unique<PlainGraphStepper>(s); }},
   };
   return all;

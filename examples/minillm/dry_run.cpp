@@ -45,7 +45,8 @@ fsdpp::UnitMemory unit_memory(const Options& options, const fsdpp::shard::Plan& 
   const bool keeps_cast = options.keep_cast_shard && width != kFp32;
   fsdpp::UnitMemory memory;
   memory.shard_bytes = kFp32 * plan.slice_numel;
-  memory.sharded_gradient_bytes = (options.step_in_backward && !on_wire ? reduce_width(options) : kFp32) * plan.slice_numel;
+  memory.sharded_gradient_bytes =
+      (options.step_in_backward && !on_wire ? reduce_width(options) : kFp32) * plan.slice_numel;
   memory.cast_shard_bytes = keeps_cast ? width * plan.slice_numel : 0;
   memory.reserves_slots = options.symmetric_buffers && on_wire;
   const auto taken = [&](int64_t bytes) {  // registered memory comes in multiples
@@ -158,25 +159,26 @@ std::string dry_run_text(const Options& options, int world_size) {
   auto row = [](const char* what, const char* formula, int64_t bytes) {
     return text("  ", std::left, std::setw(22), what, std::right, std::setw(12), gigabytes(bytes), "  ", formula, "\n");
   };
-  return text("MiniLLM: ", parameter_count(options.model), " parameters, ", options.model.layers + 2, " units, ", world_size,
-              world_size == 1 ? " rank" : " ranks", ", gathered in ", width == kBf16 ? "bf16" : "fp32", "\n\n", "Each of the ",
-              options.model.layers, " blocks (layers.N):\n", to_string(block.plan, block.names), "\nembed and head, each:\n",
-              to_string(vocabulary.plan, vocabulary.names), "\nMemory on each rank, at most:\n",
-              row("parameters", "shards of all units, fp32", m.engine.shards),
-              row("shards in bf16", "kept with --keep-cast-shard", m.engine.cast_shards),
-              row("optimizer", "two moments as the shards", m.optimizer),
-              row("gathered buffers", "two blocks, embedding and head (one rank: a block, one of these two); none where the shard itself serves",
-                  m.engine.gathered),
-              row("gradient buffers", "two blocks, embedding and head, in the reduce dtype; all units with --grad-accum; else none on one rank",
-                  m.engine.gradients),
-              row("libraries", "cuBLAS's workspaces of two threads, on Hopper", m.libraries),
-              "and the largest of\n",
-              row("  forward, at the head", activations_formula(options.model), m.activations + m.head),
-              row("", head_formula(options.model), m.head),
-              row("  backward begins", "the same activations", m.activations + m.last_block),
-              row("", gradients, m.last_block),
-              row("  backward ends", "gradients and a block's activations, or those of the embedding", m.last_steps),
-              row("total", "", m.total()));
+  return text(
+      "MiniLLM: ", parameter_count(options.model), " parameters, ", options.model.layers + 2, " units, ", world_size,
+      world_size == 1 ? " rank" : " ranks", ", gathered in ", width == kBf16 ? "bf16" : "fp32", "\n\n", "Each of the ",
+      options.model.layers, " blocks (layers.N):\n", to_string(block.plan, block.names), "\nembed and head, each:\n",
+      to_string(vocabulary.plan, vocabulary.names), "\nMemory on each rank, at most:\n",
+      row("parameters", "shards of all units, fp32", m.engine.shards),
+      row("shards in bf16", "kept with --keep-cast-shard", m.engine.cast_shards),
+      row("optimizer", "two moments as the shards", m.optimizer),
+      row("gathered buffers",
+          "two blocks, embedding and head (one rank: a block, one of these two); none where the shard itself serves",
+          m.engine.gathered),
+      row("gradient buffers",
+          "two blocks, embedding and head, in the reduce dtype; all units with --grad-accum; else none on one rank",
+          m.engine.gradients),
+      row("libraries", "cuBLAS's workspaces of two threads, on Hopper", m.libraries), "and the largest of\n",
+      row("  forward, at the head", activations_formula(options.model), m.activations + m.head),
+      row("", head_formula(options.model), m.head),
+      row("  backward begins", "the same activations", m.activations + m.last_block), row("", gradients, m.last_block),
+      row("  backward ends", "gradients and a block's activations, or those of the embedding", m.last_steps),
+      row("total", "", m.total()));
 }
 
 }  // namespace minillm

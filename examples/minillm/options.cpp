@@ -58,7 +58,9 @@ void add_training_flags(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--seed", o.seed, "Seed of the weights and of synthetic data")->capture_default_str();
   app.add_option("--device", t.device, "cpu or cuda; cuda where there is a GPU")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--precision", t.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
-  app.add_option("--reduce-dtype", t.reduce_dtype, "bf16 or fp32: gradients on the wire, and those of blocks that --step-in-backward drops on one rank; fp32 if not given")
+  app.add_option("--reduce-dtype", t.reduce_dtype,
+                 "bf16 or fp32: gradients on the wire, and those of blocks that --step-in-backward drops on one rank; "
+                 "fp32 if not given")
       ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_flag("--deferred-init", o.deferred_init, "Build without memory, then give each rank its shards: weights by seed and name");
   app.add_flag("--recompute", o.model.recompute, "Keep the input of each block only, compute the rest again in backward");
@@ -111,7 +113,8 @@ void choose_device(Options& o, const Texts& t) {
   o.precision = t.precision.empty() ? (o.cuda ? Precision::BF16 : Precision::FP32) : (t.precision == "bf16" ? Precision::BF16 : Precision::FP32);
   o.reduce_bf16 = t.reduce_dtype == "bf16";
   if (!o.reduce_bf16) return;
-  if (o.precision == Precision::FP32) throw fsdpp::ConfigError("--reduce-dtype bf16 belongs to --precision bf16, got fp32");
+  if (o.precision == Precision::FP32)
+    throw fsdpp::ConfigError("--reduce-dtype bf16 belongs to --precision bf16, got fp32");
   if (!o.shard) throw fsdpp::ConfigError("--reduce-dtype has no meaning with --no-shard: nothing is reduced");
 }
 

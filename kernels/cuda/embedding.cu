@@ -2,10 +2,10 @@
 
 #include "kernels/cuda/rows.cuh"
 
-/// A first launch puts the tokens in order of their rows, without sorting: of `owners` blocks each has every owners-th row,
-/// reads all ids and picks its own. Traffic is owners · tokens · 8 bytes from the second-level cache: 8 MiB for 8192
-/// tokens, where the gradient of 32000 x 2048 is 250 MiB. A second launch sums: a block has a strip of columns of 32 rows, far from each other since rows of
-/// frequent tokens are often neighbours.
+/// A first launch puts the tokens in order of their rows, without sorting: of `owners` blocks each has every owners-th
+/// row, reads all ids and picks its own. Traffic is owners · tokens · 8 bytes from the second-level cache: 8 MiB for
+/// 8192 tokens, where the gradient of 32000 x 2048 is 250 MiB. A second launch sums: a block has a strip of columns of
+/// 32 rows, far from each other since rows of frequent tokens are often neighbours.
 namespace fsdpp::kernels {
 namespace {
 
@@ -274,8 +274,8 @@ __device__ void write_sums(const Sums<C, N>& sums, Out* row, int64_t dim, int64_
 /// Rows of at most one run: a warp each. Others: the whole block.
 template <int N, class T, class Out>
 __global__ void __launch_bounds__(kThreads, 4)
-    sum_tokens_kernel(const T* grads, const Range* ranges, const int* order, Out* out, int vocab, int64_t dim, int strips,
-                      int row_step, bool accumulate) {
+    sum_tokens_kernel(const T* grads, const Range* ranges, const int* order, Out* out, int vocab, int64_t dim,
+                      int strips, int row_step, bool accumulate) {
   using C = typename ComputeType<T>::type;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first_row = static_cast<int>(blockIdx.x) / strips;
@@ -295,7 +295,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     const int at = __ffs(static_cast<int>(many)) - 1;
     const int begin = __shfl_sync(kWholeWarp, own.begin, at), count = __shfl_sync(kWholeWarp, own.count, at);
     const auto sums = long_row_sums<N>(grad, order + begin, count);
-    if (warp == 0) write_sums<N>(sums, out + static_cast<int64_t>(first_row + at * row_step) * dim, dim, grad.column, accumulate);
+    if (warp == 0)
+      write_sums<N>(sums, out + static_cast<int64_t>(first_row + at * row_step) * dim, dim, grad.column, accumulate);
   }
 }
 
@@ -304,7 +305,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 template <int N, class T, class Out>
 int launch_sums(const EmbeddingBackwardArgs& a, const Range* ranges, const int* order, cudaStream_t stream) {
   constexpr int kStrip = Sums<float, N>::kStrip;
-  const int64_t strips = (a.dim + kStrip - 1) / kStrip, groups = (a.vocab + kBlockRows - 1) / kBlockRows, blocks = groups * strips;
+  const int64_t strips = (a.dim + kStrip - 1) / kStrip, groups = (a.vocab + kBlockRows - 1) / kBlockRows,
+                blocks = groups * strips;
   if (blocks > INT32_MAX) return static_cast<int>(cudaErrorInvalidValue);
   sum_tokens_kernel<N><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
       static_cast<const T*>(a.grad), ranges, order, static_cast<Out*>(a.out), static_cast<int>(a.vocab), a.dim,
@@ -328,7 +330,8 @@ size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t vocab) {
 
 int embedding_backward(const EmbeddingBackwardArgs& a, CUstream_st* stream) {
   if (a.vocab <= 0 || a.dim <= 0 || (a.accumulate && a.tokens <= 0)) return 0;
-  if (a.tokens > INT32_MAX || a.vocab > INT32_MAX - kBlockRows || a.dim > INT32_MAX) return static_cast<int>(cudaErrorInvalidValue);
+  if (a.tokens > INT32_MAX || a.vocab > INT32_MAX - kBlockRows || a.dim > INT32_MAX)
+    return static_cast<int>(cudaErrorInvalidValue);
   auto* const ranges = static_cast<Range*>(a.scratch);
   auto* const order = reinterpret_cast<int*>(ranges + a.vocab);
   const Owners owners(a);

@@ -95,7 +95,9 @@ class FlatBuffer {
   // -- deferred initialisation (parameters built on the meta device) ---------------------------------------------------
   [[nodiscard]] bool deferred() const noexcept { return shard_.is_meta(); }
   /// Memory for the shard, zeroed.
-  [[nodiscard]] at::Tensor make_shard() const { return make_slice(config_.dtype, config_.offload_params, /*zeroed=*/true); }
+  [[nodiscard]] at::Tensor make_shard() const {
+    return make_slice(config_.dtype, config_.offload_params, /*zeroed=*/true);
+  }
   /// A parameter's part of `flat`, a tensor like shard().
   [[nodiscard]] at::Tensor local_view(const at::Tensor& flat, const ParamState& param) const;
   /// Puts `shard`, from make_shard(), in the place of the one without memory, and points the handles at it.
@@ -163,9 +165,9 @@ class FlatBuffer {
   void adopt_gradient(size_t param);
   /// The reductions of this backward are over.
   void end_backward();
-  /// Sharded gradients that are made from here on have the reduce dtype, where that is narrower than the original one and no bit is lost
-  /// by it that the reduction kept (one rank, scale 1); false: the original dtype again. Added to gradients that are there they have
-  /// those' dtype, the original one.
+  /// Sharded gradients that are made from here on have the reduce dtype, where that is narrower than the original one
+  /// and no bit is lost by it that the reduction kept (one rank, scale 1); false: the original dtype again. Added to
+  /// gradients that are there they have those' dtype, the original one.
   void keep_reduce_dtype(bool keep) noexcept;
   [[nodiscard]] int64_t sharded_gradient_bytes(bool reduce_dtype) const noexcept;
   /// The sharded gradients may be freed before backward ends: on the reduction's stream, whose memory they are from here on.
@@ -193,7 +195,9 @@ class FlatBuffer {
   [[nodiscard]] bool cast_is_current() const noexcept;
   [[nodiscard]] at::Tensor make_slice(c10::ScalarType dtype, bool on_host, bool zeroed) const;
   [[nodiscard]] bool may_keep_reduce_dtype() const noexcept;
-  [[nodiscard]] c10::ScalarType gradient_dtype(bool sharded) const noexcept { return sharded ? sharded_grad_dtype_ : config_.reduce_dtype; }
+  [[nodiscard]] c10::ScalarType gradient_dtype(bool sharded) const noexcept {
+    return sharded ? sharded_grad_dtype_ : config_.reduce_dtype;
+  }
   void set_scales();
   [[nodiscard]] std::optional<c10::ScalarType> dtype_of_replaced_handles() const;
   void change_dtype(c10::ScalarType dtype);

@@ -198,7 +198,9 @@ bool FlatBuffer::prepare_sharded_gradients(cuda::StreamView stream, at::Tensor m
   sharded_grad_ = any ? sharded_gradient_buffer() : at::Tensor();
   if (!sharded_grad_.defined()) {  // what runs on `stream` overwrites all of it, padding included
     cuda::StreamGuard owner(freed_in_backward_ ? stream : cuda::current_stream(config_.device));
-    sharded_grad_ = memory.defined() && !any ? std::move(memory) : make_slice(sharded_grad_dtype_, config_.offload_gradients, /*zeroed=*/any);
+    sharded_grad_ = memory.defined() && !any
+                        ? std::move(memory)
+                        : make_slice(sharded_grad_dtype_, config_.offload_gradients, /*zeroed=*/any);
   }
   if (!any) return false;
   stream.wait(cuda::current_stream(config_.device));
@@ -290,8 +292,14 @@ void FlatBuffer::store_reduced_slice(SlotPool& staging_pool, cuda::StreamView st
   auto* staging = host ? staging_pool.acquire(shard_bytes(), stream) : nullptr;
   void* dst = host ? staging->data() : sharded_grad_.mutable_data_ptr();
   if (host && accumulate) stream.copy(dst, host, shard_bytes());
-  run_cast({.dst = dst, .dst_dtype = kernel_dtype(sharded_grad_dtype_), .src = reduced_slice(), .src_dtype = kernel_dtype(config_.reduce_dtype),
-            .numel = plan_.slice_numel, .scale = scale, .accumulate = accumulate}, stream);
+  run_cast({.dst = dst,
+            .dst_dtype = kernel_dtype(sharded_grad_dtype_),
+            .src = reduced_slice(),
+            .src_dtype = kernel_dtype(config_.reduce_dtype),
+            .numel = plan_.slice_numel,
+            .scale = scale,
+            .accumulate = accumulate},
+           stream);
   if (host) stream.copy(host, dst, shard_bytes());
   staging_pool.release(staging, stream);
 }

@@ -229,7 +229,8 @@ void Unit::run_param_hooks(cuda::StreamView stream) {
   hooks_run_ = true;
   if (stepping) stepping->step_some(handles);
   for (auto& h : handles)  // of no optimizer
-    if (auto& grad = h.mutable_grad(); grad.defined() && grad.scalar_type() != h.scalar_type()) grad = grad.to(h.scalar_type());
+    if (auto& grad = h.mutable_grad(); grad.defined() && grad.scalar_type() != h.scalar_type())
+      grad = grad.to(h.scalar_type());
   if (state_ != UnitState::Shown) return;
   for (size_t i = 0; i < ready.size(); ++i) point_handle(handles[i], ready[i]->gathered_view);
 }

@@ -12,8 +12,9 @@ struct MixedPrecisionPolicy {
   /// dtype of the gathered parameters, so of forward and backward. Shards and optimizer keep the original dtype. Parameters of
   /// modules with running statistics (a buffer "running_mean": batch norm) stay in theirs, as those buffers do.
   std::optional<c10::ScalarType> param_dtype = std::nullopt;
-  /// dtype in which gradients are reduced (on the wire and in the sum). Unset: the dtype of the gathered parameters. Sharded gradients
-  /// have the parameters' dtype; but those of one rank that an optimizer drops inside backward (step_in_backward) keep this one.
+  /// dtype in which gradients are reduced (on the wire and in the sum). Unset: the dtype of the gathered parameters.
+  /// Sharded gradients have the parameters' dtype; but those of one rank that an optimizer drops inside backward
+  /// (step_in_backward) keep this one.
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   /// dtype to which floating-point outputs of the unit's forward are cast.
   std::optional<c10::ScalarType> output_dtype = std::nullopt;

@@ -39,15 +39,16 @@ class FSDPP_API Optimizer {
   /// One update. `grad_scale` multiplies every gradient on the way in. Throws UsageError, before anything is changed,
   /// for a parameter that is not sharded now, is not dense, or has another shape, dtype or device than its state.
   void step(double grad_scale = 1.0);
-  /// From now on a backward updates each unit at or below `model` as soon as its gradients are reduced, and frees them: never more than
-  /// two units' gradients are alive, and an update reads them while they are fresh. step() updates what no unit manages. With one
-  /// synchronised backward a step the result is step()'s, to the bit; but on one rank with a reduce dtype narrower than the parameters'
-  /// gradients are rounded to it, as Python FSDP2's are, which saves their bytes (not in units with hooks on parameters).
+  /// From now on a backward updates each unit at or below `model` as soon as its gradients are reduced, and frees them:
+  /// never more than two units' gradients are alive, and an update reads them while they are fresh. step() updates what
+  /// no unit manages. With one synchronised backward a step the result is step()'s, to the bit; but on one rank with a
+  /// reduce dtype narrower than the parameters' gradients are rounded to it, as Python FSDP2's are, which saves their
+  /// bytes (not in units with hooks on parameters).
   ///
-  /// What needs all gradients at once then throws UsageError: grad_norm, clip_grad_norm_, GradScaler. Parameters of units reduced more
-  /// than once in a backward are updated as often; if a backward throws, the units before stay updated. Several ranks keep the gradients
-  /// of a unit in which some are missing until backward ends. The update runs on the reduction's stream. Ends with the optimizer, or
-  /// when another one takes the units.
+  /// What needs all gradients at once then throws UsageError: grad_norm, clip_grad_norm_, GradScaler. Parameters of
+  /// units reduced more than once in a backward are updated as often; if a backward throws, the units before stay
+  /// updated. Several ranks keep the gradients of a unit in which some are missing until backward ends. The update runs
+  /// on the reduction's stream. Ends with the optimizer, or when another one takes the units.
   void step_in_backward(const torch::nn::Module& model);
   /// Drops the gradients (set_to_none, the default) or fills them with zeros.
   void zero_grad(bool set_to_none = true);

@@ -262,7 +262,8 @@ TEST(Units, HeadIsUpdatedAndShardedBeforeBackwardReachesTheBlocks) {
 class DryRun : public testing::TestWithParam<std::tuple<int, std::pair<Precision, bool>, int64_t, bool>> {};
 INSTANTIATE_TEST_SUITE_P(All, DryRun,
                          testing::Combine(testing::Values(1, 2, 3),
-                                          testing::Values(std::pair(Precision::FP32, false), std::pair(Precision::BF16, false),
+                                          testing::Values(std::pair(Precision::FP32, false),
+                                                          std::pair(Precision::BF16, false),
                                                           std::pair(Precision::BF16, true)),
                                           testing::Values(int64_t{1}, int64_t{2}), testing::Bool()));
 

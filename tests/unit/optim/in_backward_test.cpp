@@ -76,7 +76,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, StepInBackward, ::testing::Values(1, 2, 3));
 
 TEST_P(StepInBackward, GivesTheBitsOfAStepAfterIt) {
   run_local_world(GetParam(), [](std::shared_ptr<World> world) {
-    for (auto [casts, reduce] : {std::pair(false, at::kFloat), std::pair(true, at::kFloat), std::pair(true, at::kBFloat16)})
+    for (auto [casts, reduce] :
+         {std::pair(false, at::kFloat), std::pair(true, at::kFloat), std::pair(true, at::kBFloat16)})
       for (int micro_batches : {1, 3}) {
         How how{.casts = casts, .reduce = reduce, .micro_batches = micro_batches};
         auto want = trained(world, how);
@@ -210,7 +211,9 @@ TEST(GradientsDroppedInBackward, KeepTheReduceDtypeOnOneRank) {
     EXPECT_FALSE(at::equal(exact, rounded.to(at::kFloat))) << "the product's bits beyond bf16";
     EXPECT_TRUE(at::equal(exact.to(at::kBFloat16), rounded));
     EXPECT_EQ(seen.layer->weight.grad().scalar_type(), at::kFloat) << "what a user sees has the parameter's dtype";
-    const auto bytes = [](OneProduct& one) { return engine::find_units(*one.layer).at(0)->memory().sharded_gradient_bytes; };
+    const auto bytes = [](OneProduct& one) {
+      return engine::find_units(*one.layer).at(0)->memory().sharded_gradient_bytes;
+    };
     EXPECT_EQ(bytes(wide), 2 * bytes(narrow));
     EXPECT_EQ(bytes(wide), bytes(seen));
   });
@@ -241,7 +244,8 @@ TEST(GradientsDroppedInBackward, HaveTheParametersDtypeForHooksAndOnSeveralRanks
   run_local_world(1, [](std::shared_ptr<World> world) {
     OneProduct one(world, at::kBFloat16);
     c10::ScalarType hooked = at::kByte;
-    register_post_accumulate_grad_hook(one.layer->weight, [&](const at::Tensor& p) { hooked = p.grad().scalar_type(); });
+    register_post_accumulate_grad_hook(one.layer->weight,
+                                       [&](const at::Tensor& p) { hooked = p.grad().scalar_type(); });
     one.backward();
     EXPECT_EQ(hooked, at::kFloat);
   });
