@@ -51,6 +51,7 @@ struct Settings {
   int turns = 5;
   double milliseconds = 200;
   bool spoil = false;
+  [[nodiscard]] c10::Device where() const { return device == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU); }
   [[nodiscard]] int64_t tokens() const { return batch * seq; }
 };
 
@@ -84,7 +85,7 @@ class Maker {
  public:
   explicit Maker(const Settings& s)
       : s_(s),
-        options_(at::TensorOptions(c10::Device(s.device)).dtype(s.device == "cuda" ? at::kBFloat16 : at::kFloat)) {}
+        options_(at::TensorOptions(s.where()).dtype(s.device == "cuda" ? at::kBFloat16 : at::kFloat)) {}
 
   [[nodiscard]] at::Tensor x(int64_t width) const { return at::randn({s_.batch, s_.seq, width}, options_); }
   [[nodiscard]] at::Tensor weight(int64_t out, int64_t in) const {
@@ -269,7 +270,7 @@ void measure(const Settings& s, const Case& c, const bench::Report& report, benc
 }
 
 void run(const Settings& s) {
-  const c10::Device device(s.device);
+  const auto device = s.where();
   const bench::Report report(true, {{"bench", "operators"},
                                     {"batch", s.batch},
                                     {"seq", s.seq},
