@@ -11,7 +11,8 @@
 //
 // --simulate-ranks W: this process plays rank 0 of W on a modelled network (fsdpp/comm/simulated_world.h), with the buffers of W
 // ranks. exposed_ms: step_ms less that of the same steps, in turns with them, on a network that takes no time; communication_ms:
-// the model's delays in a step; overlap: 1 - exposed / communication. Values are not those of training, so losses are not
+// the model's delays in a step; overlap: 1 - exposed / communication; both wires' delays add up, so that a mesh that replicates may
+// overlap more. Values are not those of training, so losses are not
 // compared.
 #include <ATen/ops/empty.h>
 
@@ -43,7 +44,9 @@ struct Settings {
   double product_ms = 100;
   bool products = true, spoil = false;
   fsdpp::comm::SimulatedOptions fabric{.ranks = 0};  // 0: no simulation
-  double bandwidth = 370, latency = 5, node_bandwidth = 50, node_latency = 15;
+  double bandwidth = fabric.within.bytes_per_s / 1e9, latency = fabric.within.latency_s * 1e6;
+  double node_bandwidth = fabric.between.bytes_per_s / 1e9, node_latency = fabric.between.latency_s * 1e6;
+  int replicas = 1;
 };
 
 void add_flags(CLI::App& app, Settings& s) {
@@ -60,6 +63,9 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--batch", o.batch, "Samples on each rank");
   app.add_option("--seq", o.seq, "Tokens of a sample");
   app.add_flag("--recompute", o.model.recompute, "Keep each block's input only");
+  app.add_option("--replicate", s.replicas, "Of simulated ranks: groups that each hold the whole model, sharded within")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--precision", s.precision, "bf16 or fp32; bf16 on cuda, fp32 on cpu")->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_option("--variants", s.variants, "Names, separated by commas; if not given all but those with symmetric buffers")->delimiter(',');
   app.add_option("--turns", s.turns, "Turns of each variant")->check(CLI::PositiveNumber)->capture_default_str();
@@ -74,13 +80,13 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--bandwidth", s.bandwidth, "Of the simulated network within a node, GB/s each way")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--latency", s.latency, "Of a step of a collective within a node, us")
+  app.add_option("--latency", s.latency, "Of a hop within a node, us")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--node-bandwidth", s.node_bandwidth, "Between nodes, GB/s for each rank")
+  app.add_option("--node-bandwidth", s.node_bandwidth, "Between nodes, GB/s of the adapter that each rank has")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--node-latency", s.node_latency, "Between nodes, us")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--node-latency", s.node_latency, "Of a hop between nodes, us")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--ranks-per-node", s.fabric.ranks_per_node, "Of the simulated network")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -109,6 +115,8 @@ std::optional<Settings> parse(int argc, char** argv) {
   if (s.variants.empty())
     for (const auto& v : bench::step_variants())
       if (!v.only_by_name && (s.model.cuda || !v.cuda_only) && (s.fabric.ranks == 0 || v.sharded)) s.variants.push_back(v.name);
+  if (s.replicas > 1 && s.fabric.ranks == 0)
+    throw fsdpp::ConfigError("bench_step: --replicate belongs to --simulate-ranks. Try: give both");
   s.fabric.device = s.model.cuda ? c10::kCUDA : c10::kCPU;
   s.fabric.within = {.bytes_per_s = s.bandwidth * 1e9, .latency_s = s.latency * 1e-6};
   s.fabric.between = {.bytes_per_s = s.node_bandwidth * 1e9, .latency_s = s.node_latency * 1e-6};
@@ -238,15 +246,16 @@ bench::Row simulated_row(const Context& c, const Entry& entry, double step_ms) {
   const double exposed = step_ms - without;
   const double communication =
       entry.wire_ms / static_cast<double>(2 * c.settings.turns * Entry::steps_of_turn(c.settings.steps));  // with delays and without
-  c.report.line(entry.variant().name + " on " + std::to_string(c.place.world_size) + " simulated ranks: exposed communication " +
+  c.report.line(entry.variant().name + " on " + std::to_string(c.place.world_size) + " simulated ranks" +
+                (c.settings.replicas > 1 ? " in " + std::to_string(c.settings.replicas) + " replicas" : "") + ": exposed communication " +
                 fixed(exposed, 3) + " ms of a step of " + fixed(step_ms, 3) + " ms (" + fixed(100 * exposed / step_ms, 2) +
                 " %); on the wire by the model " + fixed(communication, 3) + " ms, hidden " +
-                fixed(100 * (1 - exposed / communication), 1) + " %");
+                (communication > 0 ? fixed(100 * (1 - exposed / communication), 1) + " %" : "-"));
   return {{"simulated_ranks", c.place.world_size},      {"bandwidth_GBps", c.settings.bandwidth},
           {"latency_us", c.settings.latency},           {"node_bandwidth_GBps", c.settings.node_bandwidth},
           {"node_latency_us", c.settings.node_latency}, {"ranks_per_node", c.settings.fabric.ranks_per_node},
           {"step_ms_without_delays", without},          {"exposed_ms", exposed},
-          {"communication_ms", communication},          {"overlap", 1 - exposed / communication}};
+          {"communication_ms", communication},          {"overlap", communication > 0 ? bench::Row(1 - exposed / communication) : bench::Row()}};
 }
 
 void report_entry(const Context& c, const Entry& entry, std::map<std::string, double>& medians, bench::Table& table) {
@@ -290,6 +299,7 @@ bench::Row common_of(const Settings& s, const minillm::Place& place) {
   return {{"bench", "step"},
           {"shape", s.shape},
           {"world", place.world_size},
+          {"replicas", s.replicas},
           {"device", s.device},
           {"precision", s.model.precision == minillm::Precision::BF16 ? "bf16" : "fp32"},
           {"parameters", minillm::parameter_count(m)},
@@ -311,7 +321,7 @@ struct Where {
 Where find_place(const Settings& s) {
   if (s.fabric.ranks == 0) return {minillm::find_place(s.model), nullptr};
   auto world = fsdpp::comm::SimulatedWorld::make(s.fabric);
-  return {{fsdpp::comm::Mesh::shard(world), world->device(), 0, world->size()}, world};
+  return {{fsdpp::comm::Mesh::hybrid(world, s.replicas), world->device(), 0, world->size()}, world};
 }
 
 void take_turns(const Settings& s, const std::vector<std::unique_ptr<Entry>>& entries, fsdpp::comm::SimulatedWorld* simulated) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with one GPU: a training step of MiniLLM by fsdpp, by plain LibTorch and by PyTorch FSDP2 in turns in the same call, at
 # the seed's shape and at a launch-bound one, beside the limit of the seed's shape. Prints a short table last, with ratios.
-# Parts: build seed launch memory limit (default), fabric (exposed communication on simulated networks of 8, 64 and 1,024 ranks).
+# Parts: build seed launch memory limit (default), fabric (exposed communication on simulated networks of 8, 64 and 1,024 ranks, the last also as 128 replicas).
 # VARIANTS: those of bench_step, by commas.
 # Usage: [VARIANTS=sharded,plain] scripts/bench_speed.sh [PART…]
 set -uo pipefail
@@ -38,9 +38,11 @@ has seed && shape seed --steps 20
 has launch && shape launch --dim 256 --heads 8 --layers 24 --vocab 1024 --batch 1 --seq 64 --steps 40
 has memory && step "peak memory beside the formula" 100 "$BUILD/bin/bench_memory" --device cuda && grep -v '^{' "$(log_of "peak memory beside the formula")"
 if has fabric; then
-  for ranks in 8 64 1024; do
-    step "seed shape on $ranks simulated ranks" 90 "$bench_step" --device cuda --simulate-ranks $ranks --turns 2 --no-products
-    grep -h 'simulated ranks:' "$(log_of "seed shape on $ranks simulated ranks")"
+  for ranks in 8 64 1024 "1024 --replicate 128"; do
+    read -ra network <<< "$ranks"
+    step "seed shape on $ranks simulated ranks" 90 "$bench_step" --device cuda --simulate-ranks "${network[@]}" --turns 2 --steps 4 \
+      --no-products --variants sharded,sharded-fast,sharded-graph
+    grep -h 'simulated ranks.*:' "$(log_of "seed shape on $ranks simulated ranks")"
   done
 fi
 has limit && step "limit, seed shape" 60 python3 benchmarks/peers/limit.py

@@ -1,19 +1,12 @@
 #include <cuda_runtime.h>
 
+#include "cuda/device_clock.cuh"
 #include "cuda/spin.h"
 
 namespace fsdpp::cuda {
 namespace {
 
-__global__ void spin_kernel(unsigned long long nanoseconds) {
-  unsigned long long start = 0;
-  unsigned long long now = 0;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-  do {
-    __nanosleep(500);
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - start < nanoseconds);
-}
+__global__ void spin_kernel(unsigned long long nanoseconds) { spin_until(nanoseconds_now() + nanoseconds); }
 
 }  // namespace
 

@@ -9,29 +9,46 @@
 
 namespace fsdpp::comm {
 
-/// One kind of link, and how long collectives over it take. Each rank sends and receives at `bytes_per_s` at once.
+/// One kind of link. Each rank sends and receives at `bytes_per_s` at once; a hop takes `latency_s`.
+struct FabricLink {
+  double bytes_per_s = 370e9;
+  double latency_s = 3.4e-6;
+};
+
+/// How long collectives among some ranks take.
 ///
-/// A ring of n ranks takes n − 1 steps, in each of which every rank passes on 1/n of the whole buffer of S bytes:
-///   gather = (n − 1) · latency + S · (n − 1) / n / bytes_per_s.
-/// Below `tree_below` bytes the steps double their reach instead: ⌈log2 n⌉ · latency, for the same bytes.
-/// An all-reduce is a reduce-scatter and a gather; a broadcast is pipelined down a tree: ⌈log2 n⌉ · latency + S / bytes_per_s.
-/// Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005).
-struct FSDPP_API FabricLink {
-  double bytes_per_s = 370e9;  ///< NVLink 4: what large collectives reach of its 450e9
-  double latency_s = 5e-6;     ///< of a step
+/// The ranks of a node follow each other in a ring, then comes the next node. Every rank passes on 1/n of the whole buffer of S bytes
+/// n − 1 times; a part has then crossed nodes − 1 links between nodes and n − nodes within:
+///   gather = (nodes − 1) · between.latency + (n − nodes) · within.latency + S · (n − 1) / n / bytes_per_s.
+/// Each member of a node has an adapter of its own, and as many rings side by side use all of them: between nodes `adapters` ·
+/// between.bytes_per_s can flow, and the slower of that and `within` counts. Below `tree_below` bytes the reach doubles with each
+/// step instead: ⌈log2 nodes⌉ hops between nodes and ⌈log2⌉ of a node's ranks within, for the same bytes. An all-reduce is a
+/// reduce-scatter and a gather; a broadcast is pipelined down that tree: its latency + S / bytes_per_s.
+/// Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005); hops and their times:
+/// NCCL's own model (src/graph/tuning.cc: ring, simple protocol).
+struct FSDPP_API FabricRing {
+  int ranks = 1, nodes = 1;
+  int adapters = 1;  ///< ranks on the node that has the fewest
+  FabricLink within, between;
   int64_t tree_below = int64_t{1} << 16;
 
   /// Seconds of an all-gather, a reduce-scatter or an all-to-all; `bytes` of the whole buffer. 0 for one rank.
-  [[nodiscard]] double gather(int64_t bytes, int ranks) const noexcept;
-  [[nodiscard]] double all_reduce(int64_t bytes, int ranks) const noexcept;
-  [[nodiscard]] double broadcast(int64_t bytes, int ranks) const noexcept;
+  [[nodiscard]] double gather(int64_t bytes) const noexcept;
+  [[nodiscard]] double all_reduce(int64_t bytes) const noexcept;
+  [[nodiscard]] double broadcast(int64_t bytes) const noexcept;
+
+ private:
+  [[nodiscard]] double bytes_per_s() const noexcept;
+  [[nodiscard]] double ring_latency() const noexcept;
+  [[nodiscard]] double tree_latency() const noexcept;
 };
 
 struct SimulatedOptions {
   int ranks = 8;
   int ranks_per_node = 8;
-  FabricLink within{};                                          ///< of communicators inside one node
-  FabricLink between{.bytes_per_s = 50e9, .latency_s = 15e-6};  ///< of those that span nodes: one 400 Gb/s adapter for each rank
+  FabricLink within{};                                          ///< NVLink 4: what large collectives reach of its 450e9
+  FabricLink between{.bytes_per_s = 50e9, .latency_s = 14e-6};  ///< one 400 Gb/s adapter for each rank
+  int64_t tree_below = int64_t{1} << 16;
   c10::DeviceType device = c10::DeviceType::CPU;
 };
 
@@ -50,17 +67,19 @@ struct FabricUse {
 /// Training runs, then, but learns nothing.
 ///
 /// Time: each operation delays its ticket by what the model says. CUDA: one thread spins on the caller's stream after the copies,
-/// which come on top as they do not on a network; can be captured. CPU: tickets complete later, the values are there at once.
-/// Operations of one communicator follow each other, those of two do not share a wire. Operations of a group are delayed one by
-/// one.
+/// which come on top as they do not on a network; can be captured, and replays are delayed and counted like any other work. CPU:
+/// tickets complete later, the values are there at once.
+/// Operations of communicators inside nodes share one wire, those of communicators that span nodes another: first come, first served
+/// (CUDA: as the device comes to them, on any stream; CPU: as issued), each at the full rate, so that two at once end as late as on a
+/// network that they share evenly, the first of them earlier. Operations of a group are delayed one by one.
 class FSDPP_API SimulatedWorld : public World {
  public:
   /// ConfigError for fewer than one rank or node size, or a device that is not there.
   [[nodiscard]] static std::shared_ptr<SimulatedWorld> make(const SimulatedOptions& options);
 
-  /// Off: a network that takes no time, for the difference that it makes. On at first.
-  virtual void set_delays(bool on) noexcept = 0;
-  /// By name of the communicator, since it was made or since reset_use().
+  /// Off: a network that takes no time, for the difference that it makes. On at first. Waits for the device.
+  virtual void set_delays(bool on) = 0;
+  /// By name of the communicator, since it was made or since reset_use(). Both wait for the device.
   [[nodiscard]] virtual std::map<std::string, FabricUse> use() const = 0;
   virtual void reset_use() = 0;
 };

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "fsdpp/optim/adamw.h"
@@ -12,31 +13,52 @@ namespace fsdpp::test {
 namespace {
 
 using comm::FabricLink;
+using comm::FabricRing;
 using comm::SimulatedOptions;
 using comm::SimulatedWorld;
 using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
 
-TEST(FabricLink, RingThenStepsAndBytesByHand) {
-  const FabricLink link{.bytes_per_s = 100e9, .latency_s = 2e-6, .tree_below = 1000};
-  EXPECT_DOUBLE_EQ(link.gather(800'000'000, 8), 7 * 2e-6 + 0.7e9 / 100e9);  // 14 µs + 7 ms
-  EXPECT_DOUBLE_EQ(link.all_reduce(800'000'000, 8), 2 * (7 * 2e-6 + 0.7e9 / 100e9));
-  EXPECT_DOUBLE_EQ(link.broadcast(800'000'000, 8), 3 * 2e-6 + 8e-3);
+constexpr FabricLink kWithin{.bytes_per_s = 100e9, .latency_s = 2e-6}, kBetween{.bytes_per_s = 10e9, .latency_s = 30e-6};
+
+TEST(FabricRing, OneNodeThenStepsAndBytesByHand) {
+  const FabricRing ring{.ranks = 8, .adapters = 8, .within = kWithin, .between = kBetween, .tree_below = 1000};
+  EXPECT_DOUBLE_EQ(ring.gather(800'000'000), 7 * 2e-6 + 0.7e9 / 100e9);  // 14 µs + 7 ms
+  EXPECT_DOUBLE_EQ(ring.all_reduce(800'000'000), 2 * (7 * 2e-6 + 0.7e9 / 100e9));
+  EXPECT_DOUBLE_EQ(ring.broadcast(800'000'000), 3 * 2e-6 + 8e-3);
 }
 
-TEST(FabricLink, SmallBufferThenTree) {
-  const FabricLink link{.bytes_per_s = 100e9, .latency_s = 2e-6, .tree_below = 1000};
-  EXPECT_DOUBLE_EQ(link.gather(999, 1024), 10 * 2e-6 + 999 * 1023.0 / 1024 / 100e9);
-  EXPECT_DOUBLE_EQ(link.gather(1000, 1024), 1023 * 2e-6 + 1000 * 1023.0 / 1024 / 100e9);
-  EXPECT_DOUBLE_EQ(link.gather(999, 5), 3 * 2e-6 + 999 * 0.8 / 100e9);
+TEST(FabricRing, SeveralNodesThenTheirAdaptersSideBySide) {
+  FabricRing ring{.ranks = 64, .nodes = 8, .adapters = 8, .within = kWithin, .between = kBetween, .tree_below = 1000};
+  const double hops = 7 * 30e-6 + 56 * 2e-6;
+  EXPECT_DOUBLE_EQ(ring.gather(6'400'000'000), hops + 6.3e9 / 80e9);
+  ring.adapters = 1;
+  EXPECT_DOUBLE_EQ(ring.gather(6'400'000'000), hops + 6.3e9 / 10e9);
+  ring.adapters = 20;
+  EXPECT_DOUBLE_EQ(ring.gather(6'400'000'000), hops + 6.3e9 / 100e9) << "the links within a node are the slower ones";
 }
 
-TEST(FabricLink, OneRankThenNoTime) {
-  const FabricLink link;
-  EXPECT_EQ(link.gather(1 << 20, 1), 0);
-  EXPECT_EQ(link.all_reduce(1 << 20, 1), 0);
-  EXPECT_EQ(link.broadcast(1 << 20, 1), 0);
+TEST(FabricRing, ManyNodesThenHopsOfBothKinds) {
+  const FabricRing all{.ranks = 1024, .nodes = 128, .adapters = 8, .within = kWithin, .between = kBetween};
+  EXPECT_DOUBLE_EQ(all.gather(1 << 20), 127 * 30e-6 + 896 * 2e-6 + (1 << 20) * 1023.0 / 1024 / 80e9);
+  const FabricRing one_of_each{.ranks = 128, .nodes = 128, .adapters = 1, .within = kWithin, .between = kBetween};
+  EXPECT_DOUBLE_EQ(one_of_each.gather(1 << 20), 127 * 30e-6 + (1 << 20) * 127.0 / 128 / 10e9);
+}
+
+TEST(FabricRing, SmallBufferThenTree) {
+  const FabricRing ring{.ranks = 1024, .nodes = 128, .adapters = 8, .within = kWithin, .between = kBetween, .tree_below = 1000};
+  EXPECT_DOUBLE_EQ(ring.gather(999), 7 * 30e-6 + 3 * 2e-6 + 999 * 1023.0 / 1024 / 80e9);
+  EXPECT_GT(ring.gather(1000), 127 * 30e-6);
+  const FabricRing five{.ranks = 5, .within = kWithin, .between = kBetween, .tree_below = 1000};
+  EXPECT_DOUBLE_EQ(five.gather(999), 3 * 2e-6 + 999 * 0.8 / 100e9);
+}
+
+TEST(FabricRing, OneRankThenNoTime) {
+  const FabricRing ring;
+  EXPECT_EQ(ring.gather(1 << 20), 0);
+  EXPECT_EQ(ring.all_reduce(1 << 20), 0);
+  EXPECT_EQ(ring.broadcast(1 << 20), 0);
 }
 
 std::vector<float> counted(size_t n) {
@@ -73,8 +95,7 @@ TEST(SimulatedWorld, ReductionsThenTheOwnPart) {
 }
 
 TEST(SimulatedWorld, OperationsOfOneCommunicatorThenTheirDelaysAddUp) {
-  const FabricLink slow{.bytes_per_s = 1e12, .latency_s = 5e-3, .tree_below = 0};  // 3 steps of 5 ms
-  const auto world = SimulatedWorld::make({.ranks = 4, .within = slow});
+  const auto world = SimulatedWorld::make({.ranks = 4, .within = {.bytes_per_s = 1e12, .latency_s = 5e-3}, .tree_below = 0});
   const auto comm = world->make_communicator("c");
   auto in = counted(1);
   std::vector<float> out(4);
@@ -89,7 +110,7 @@ TEST(SimulatedWorld, OperationsOfOneCommunicatorThenTheirDelaysAddUp) {
   const auto use = world->use().at("c");
   EXPECT_EQ(use.operations, 3);
   EXPECT_EQ(use.bytes, 3 * 16);
-  EXPECT_DOUBLE_EQ(use.seconds, 3 * slow.gather(16, 4));
+  EXPECT_DOUBLE_EQ(use.seconds, 3 * (3 * 5e-3 + 12 / 1e12));
 }
 
 TEST(SimulatedWorld, DelaysOffThenTicketsAreCompleteAndTheModelStillCounts) {
@@ -119,9 +140,36 @@ TEST(SimulatedWorld, CommunicatorSpansNodesThenTheirLinksCount) {
   std::vector<float> out(in.size() * 8);
   (void)world->make_communicator("inside", {0, 1, 2, 3, 4, 5, 6, 7})->all_gather(buffer_of(out), buffer_of(in), {});
   (void)world->make_communicator("across", {0, 2, 4, 6, 8, 10, 12, 14})->all_gather(buffer_of(out), buffer_of(in), {});
-  const auto bytes = static_cast<int64_t>(out.size() * sizeof(float));
-  EXPECT_DOUBLE_EQ(world->use().at("inside").seconds, SimulatedOptions{}.within.gather(bytes, 8));
-  EXPECT_DOUBLE_EQ(world->use().at("across").seconds, SimulatedOptions{}.between.gather(bytes, 8));
+  (void)world->make_communicator("all")->all_gather(buffer_of(out), {in.data(), 1 << 13, c10::kFloat}, {});
+  (void)world->make_communicator("uneven", {0, 1, 8})->all_reduce(buffer_of(in), buffer_of(in), comm::ReduceOp::Sum, {});
+  const auto use = world->use();
+  const double bytes = (1 << 14) * 8 * 4.0;
+  EXPECT_DOUBLE_EQ(use.at("inside").seconds, 7 * 3.4e-6 + bytes * 7 / 8 / 370e9);
+  EXPECT_DOUBLE_EQ(use.at("across").seconds, 14e-6 + 6 * 3.4e-6 + bytes * 7 / 8 / 200e9);
+  EXPECT_DOUBLE_EQ(use.at("all").seconds, 14e-6 + 14 * 3.4e-6 + bytes * 15 / 16 / 370e9);
+  EXPECT_DOUBLE_EQ(use.at("uneven").seconds, 2 * (14e-6 + 3.4e-6 + bytes / 8 * 2 / 3 / 50e9));
+}
+
+// Each 30 ms on its wire.
+double milliseconds_of_two(const std::vector<int>& first, const std::vector<int>& second) {
+  const FabricLink slow{.bytes_per_s = 1e12, .latency_s = 30e-3};
+  const auto world = SimulatedWorld::make({.ranks = 4, .ranks_per_node = 2, .within = slow, .between = slow, .tree_below = 0});
+  auto in = counted(1);
+  std::vector<float> out(2);
+  const auto a = world->make_communicator("a", first), b = world->make_communicator("b", second);
+  const auto start = Clock::now();
+  const auto one = a->all_gather(buffer_of(out), buffer_of(in), {}), two = b->all_gather(buffer_of(out), buffer_of(in), {});
+  one.wait_host();
+  two.wait_host();
+  return milliseconds_since(start);
+}
+
+TEST(SimulatedWorld, TwoCommunicatorsOnOneWireThenOneAfterTheOther) {
+  EXPECT_GE(milliseconds_of_two({0, 1}, {0, 1}), 60);
+  EXPECT_GE(milliseconds_of_two({0, 2}, {0, 3}), 60);
+  double apart = 1e9;
+  for (int i = 0; i < 5; ++i) apart = std::min(apart, milliseconds_of_two({0, 1}, {0, 2}));
+  EXPECT_LT(apart, 60) << "links within a node and between nodes are two wires";
 }
 
 TEST(SimulatedWorld, OptionsMakeNoSenseThenConfigError) {
