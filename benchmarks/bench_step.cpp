@@ -1,19 +1,18 @@
-// Time, memory and use of the device of a training step of MiniLLM, by variants in turns within one process: sharded by fsdpp,
-// plain LibTorch without sharding, and so on (step_variants.h). One JSON object a row, then a table. All variants start from the
-// same weights and take the same random tokens; before timing, their first losses are compared.
+// Time, memory and use of the device of a training step of MiniLLM, by variants in turns within one process: sharded by
+// fsdpp, plain LibTorch without sharding, and so on (step_variants.h). One JSON object a row, then a table. All
+// variants start from the same weights and take the same random tokens; before timing, their first losses are compared.
 //
-// Formulas. step_ms: wall time from before a step to the device's end of it, as in the Python peer; median over all turns, of the
-// slowest rank. host_ms: until the calls returned. flow_ms: steps in a row without waiting between them. tokens_per_s: of one
-// rank, from step_ms. mfu_989: flops / step_ms / 989 TFLOP/s, flops = (6·(parameters − embedding) + 12·layers·dim·seq)·tokens.
-// mfu_products: the same against the rate of the step's own matrix products, timed alone in this run on values of unit variance.
-// peak_bytes: most bytes of tensors at once in the steps before timing, without what the other variants hold. device_allocs:
-// cudaMalloc calls in all timed steps.
+// Formulas. step_ms: wall time from before a step to the device's end of it, as in the Python peer; median over all
+// turns, of the slowest rank. host_ms: until the calls returned. flow_ms: steps in a row without waiting between them.
+// tokens_per_s: of one rank, from step_ms. mfu_989: flops / step_ms / 989 TFLOP/s, flops = (6·(parameters − embedding)
+// + 12·layers·dim·seq)·tokens. mfu_products: the same against the rate of the step's own matrix products, timed alone
+// in this run on values of unit variance. peak_bytes: most bytes of tensors at once in the steps before timing, without
+// what the other variants hold. device_allocs: cudaMalloc calls in all timed steps.
 //
-// --simulate-ranks W: this process plays rank 0 of W on a modelled network (fsdpp/comm/simulated_world.h), with the buffers of W
-// ranks. exposed_ms: step_ms less that of the same steps, in turns with them, on a network that takes no time; communication_ms:
-// the model's delays in a step; overlap: 1 - exposed / communication; both wires' delays add up, so that a mesh that replicates may
-// overlap more. Values are not those of training, so losses are not
-// compared.
+// --simulate-ranks W: this process plays rank 0 of W on a modelled network (fsdpp/comm/simulated_world.h), with the
+// buffers of W ranks. exposed_ms: step_ms less that of the same steps, in turns with them, on a network that takes no
+// time; communication_ms: the model's delays in a step; overlap: 1 - exposed / communication; both wires' delays add
+// up, so that a mesh that replicates may overlap more. Values are not those of training, so losses are not compared.
 #include <ATen/ops/empty.h>
 
 #include <cmath>
@@ -86,7 +85,9 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--node-bandwidth", s.node_bandwidth, "Between nodes, GB/s of the adapter that each rank has")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--node-latency", s.node_latency, "Of a hop between nodes, us")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--node-latency", s.node_latency, "Of a hop between nodes, us")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--ranks-per-node", s.fabric.ranks_per_node, "Of the simulated network")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -247,15 +248,20 @@ bench::Row simulated_row(const Context& c, const Entry& entry, double step_ms) {
   const double communication =
       entry.wire_ms / static_cast<double>(2 * c.settings.turns * Entry::steps_of_turn(c.settings.steps));  // with delays and without
   c.report.line(entry.variant().name + " on " + std::to_string(c.place.world_size) + " simulated ranks" +
-                (c.settings.replicas > 1 ? " in " + std::to_string(c.settings.replicas) + " replicas" : "") + ": exposed communication " +
-                fixed(exposed, 3) + " ms of a step of " + fixed(step_ms, 3) + " ms (" + fixed(100 * exposed / step_ms, 2) +
-                " %); on the wire by the model " + fixed(communication, 3) + " ms, hidden " +
-                (communication > 0 ? fixed(100 * (1 - exposed / communication), 1) + " %" : "-"));
-  return {{"simulated_ranks", c.place.world_size},      {"bandwidth_GBps", c.settings.bandwidth},
-          {"latency_us", c.settings.latency},           {"node_bandwidth_GBps", c.settings.node_bandwidth},
-          {"node_latency_us", c.settings.node_latency}, {"ranks_per_node", c.settings.fabric.ranks_per_node},
-          {"step_ms_without_delays", without},          {"exposed_ms", exposed},
-          {"communication_ms", communication},          {"overlap", communication > 0 ? bench::Row(1 - exposed / communication) : bench::Row()}};
+                (c.settings.replicas > 1 ? " in " + std::to_string(c.settings.replicas) + " replicas" : "") +
+                ": exposed communication " + fixed(exposed, 3) + " ms of a step of " + fixed(step_ms, 3) + " ms (" +
+                fixed(100 * exposed / step_ms, 2) + " %); on the wire by the model " + fixed(communication, 3) +
+                " ms, hidden " + (communication > 0 ? fixed(100 * (1 - exposed / communication), 1) + " %" : "-"));
+  return {{"simulated_ranks", c.place.world_size},
+          {"bandwidth_GBps", c.settings.bandwidth},
+          {"latency_us", c.settings.latency},
+          {"node_bandwidth_GBps", c.settings.node_bandwidth},
+          {"node_latency_us", c.settings.node_latency},
+          {"ranks_per_node", c.settings.fabric.ranks_per_node},
+          {"step_ms_without_delays", without},
+          {"exposed_ms", exposed},
+          {"communication_ms", communication},
+          {"overlap", communication > 0 ? bench::Row(1 - exposed / communication) : bench::Row()}};
 }
 
 void report_entry(const Context& c, const Entry& entry, std::map<std::string, double>& medians, bench::Table& table) {

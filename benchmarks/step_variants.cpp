@@ -63,7 +63,8 @@ class MiniLLMStepper final : public Stepper {
 /// With a mesh of its own, so that variants share neither buffers nor the recorded order of units.
 minillm::Place own_place(const minillm::Place& place, const std::string& name, const fsdpp::comm::MeshOptions& options) {
   const std::shared_ptr<fsdpp::comm::World> world(&place.mesh->world(), [](auto*) {});  // place.mesh outlives the variants
-  return {fsdpp::comm::Mesh::hybrid(world, place.mesh->replicate_size(), name, options), place.device, place.rank, place.world_size};
+  return {fsdpp::comm::Mesh::hybrid(world, place.mesh->replicate_size(), name, options), place.device, place.rank,
+          place.world_size};
 }
 
 /// minillm with some of its flags.

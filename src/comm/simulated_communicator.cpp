@@ -17,7 +17,8 @@ void copy_unless_there(void* out, const void* in, int64_t bytes, cuda::StreamVie
 
 }  // namespace
 
-SimulatedCommunicator::SimulatedCommunicator(CommInfo info, const FabricRing& ring, std::shared_ptr<SimulatedWires> wires, int user)
+SimulatedCommunicator::SimulatedCommunicator(CommInfo info, const FabricRing& ring,
+                                             std::shared_ptr<SimulatedWires> wires, int user)
     : FrontCommunicator(std::move(info)), ring_(ring), wires_(std::move(wires)), user_(user) {}
 
 int64_t SimulatedCommunicator::whole_bytes(const Op& op) const {

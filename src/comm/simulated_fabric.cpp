@@ -15,7 +15,9 @@ double FabricRing::bytes_per_s() const noexcept {
   return nodes > 1 ? std::min(within.bytes_per_s, between.bytes_per_s * adapters) : within.bytes_per_s;
 }
 
-double FabricRing::ring_latency() const noexcept { return (nodes - 1) * between.latency_s + (ranks - nodes) * within.latency_s; }
+double FabricRing::ring_latency() const noexcept {
+  return (nodes - 1) * between.latency_s + (ranks - nodes) * within.latency_s;
+}
 
 double FabricRing::tree_latency() const noexcept {
   return doublings(nodes) * between.latency_s + doublings((ranks + nodes - 1) / nodes) * within.latency_s;

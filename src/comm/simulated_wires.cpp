@@ -50,7 +50,9 @@ class HostWires final : public SimulatedWires {
               std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(load.seconds));
     return ends(free_at, std::move(failure));
   }
-  Ticket after(cuda::StreamView, std::shared_ptr<Failure> failure) override { return ends(Clock::now(), std::move(failure)); }
+  Ticket after(cuda::StreamView, std::shared_ptr<Failure> failure) override {
+    return ends(Clock::now(), std::move(failure));
+  }
   void set_delays(bool on) override {
     const std::lock_guard lock(mutex_);
     delays_ = on;

@@ -7,7 +7,8 @@
 
 namespace fsdpp::comm {
 
-/// The wires of a simulated world: what is within a node, and what is between nodes. Operations on one wire follow each other.
+/// The wires of a simulated world: what is within a node, and what is between nodes. Operations on one wire follow each
+/// other.
 class SimulatedWires {
  public:
   enum class Wire { Within, Between };

@@ -33,8 +33,8 @@ class StreamTicket final : public Ticket::State {
  private:
   void check_host_use(const char* what) const {
     failure_->check();
-    FSDPP_ENFORCE(!captured_, UsageError, "{} of an operation in a CUDA graph. Try: wait() on a stream, inside the capture",
-                  what);
+    FSDPP_ENFORCE(!captured_, UsageError,
+                  "{} of an operation in a CUDA graph. Try: wait() on a stream, inside the capture", what);
   }
 
   cuda::Event end_;
@@ -59,8 +59,8 @@ class DeviceWires final : public SimulatedWires {
   DeviceWires& operator=(const DeviceWires&) = delete;
 
   int add_user() override {
-    FSDPP_ENFORCE(users_ < cuda::WireState::kUsers, ConfigError, "SimulatedWorld: expected at most {} communicators on CUDA",
-                  cuda::WireState::kUsers);
+    FSDPP_ENFORCE(users_ < cuda::WireState::kUsers, ConfigError,
+                  "SimulatedWorld: expected at most {} communicators on CUDA", cuda::WireState::kUsers);
     return users_++;
   }
   Ticket carry(const Load& load, cuda::StreamView stream, std::shared_ptr<Failure> failure) override {
@@ -81,7 +81,8 @@ class DeviceWires final : public SimulatedWires {
     cuda::WireState::Use use{};
     FSDPP_CUDA_CHECK(cudaDeviceSynchronize());
     FSDPP_CUDA_CHECK(cudaMemcpy(&use, &state_->use[user], sizeof(use), cudaMemcpyDeviceToHost));
-    return {static_cast<int64_t>(use.operations), static_cast<int64_t>(use.bytes), static_cast<double>(use.nanoseconds) * 1e-9};
+    return {static_cast<int64_t>(use.operations), static_cast<int64_t>(use.bytes),
+            static_cast<double>(use.nanoseconds) * 1e-9};
   }
   void reset_use() override {
     FSDPP_CUDA_CHECK(cudaDeviceSynchronize());

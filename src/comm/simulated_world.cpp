@@ -15,13 +15,15 @@ std::shared_ptr<SimulatedWires> make_wires(c10::Device device) {
 #if FSDPP_CUDA
   if (device.is_cuda()) return make_device_wires();
 #endif
-  FSDPP_ENFORCE(device.is_cpu(), ConfigError, "SimulatedWorld: expected the CPU or a CUDA device, got {}", device.str());
+  FSDPP_ENFORCE(device.is_cpu(), ConfigError, "SimulatedWorld: expected the CPU or a CUDA device, got {}",
+                device.str());
   return make_host_wires();
 }
 
 class Simulation final : public SimulatedWorld {
  public:
-  Simulation(const SimulatedOptions& options, c10::Device device) : options_(options), device_(device), wires_(make_wires(device)) {}
+  Simulation(const SimulatedOptions& options, c10::Device device)
+      : options_(options), device_(device), wires_(make_wires(device)) {}
 
   [[nodiscard]] int rank() const noexcept override { return 0; }
   [[nodiscard]] int size() const noexcept override { return options_.ranks; }
@@ -53,7 +55,8 @@ class Simulation final : public SimulatedWorld {
   [[nodiscard]] FabricRing ring_of(const std::vector<int>& ranks) const {
     std::map<int, int> members;  // by node
     for (const int r : ranks) ++members[r / options_.ranks_per_node];
-    const auto fewest = std::min_element(members.begin(), members.end(), [](auto& a, auto& b) { return a.second < b.second; });
+    const auto fewest =
+        std::min_element(members.begin(), members.end(), [](auto& a, auto& b) { return a.second < b.second; });
     return {.ranks = static_cast<int>(ranks.size()),
             .nodes = static_cast<int>(members.size()),
             .adapters = fewest->second,

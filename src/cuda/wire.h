@@ -19,8 +19,8 @@ struct WireLoad {
   unsigned long long bytes = 0, nanoseconds = 0;
 };
 
-/// Queues a one-thread kernel that counts the load and spins until the wire, which takes one load after the other as the device comes
-/// to them, has carried it. Returns a cudaError_t as int.
+/// Queues a one-thread kernel that counts the load and spins until the wire, which takes one load after the other as
+/// the device comes to them, has carried it. Returns a cudaError_t as int.
 int launch_wire(WireState* state, const WireLoad& load, CUstream_st* stream);
 
 }  // namespace fsdpp::cuda

@@ -17,15 +17,15 @@ struct FabricLink {
 
 /// How long collectives among some ranks take.
 ///
-/// The ranks of a node follow each other in a ring, then comes the next node. Every rank passes on 1/n of the whole buffer of S bytes
-/// n − 1 times; a part has then crossed nodes − 1 links between nodes and n − nodes within:
+/// The ranks of a node follow each other in a ring, then comes the next node. Every rank passes on 1/n of the whole
+/// buffer of S bytes n − 1 times; a part has then crossed nodes − 1 links between nodes and n − nodes within:
 ///   gather = (nodes − 1) · between.latency + (n − nodes) · within.latency + S · (n − 1) / n / bytes_per_s.
-/// Each member of a node has an adapter of its own, and as many rings side by side use all of them: between nodes `adapters` ·
-/// between.bytes_per_s can flow, and the slower of that and `within` counts. Below `tree_below` bytes the reach doubles with each
-/// step instead: ⌈log2 nodes⌉ hops between nodes and ⌈log2⌉ of a node's ranks within, for the same bytes. An all-reduce is a
-/// reduce-scatter and a gather; a broadcast is pipelined down that tree: its latency + S / bytes_per_s.
-/// Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005); hops and their times:
-/// NCCL's own model (src/graph/tuning.cc: ring, simple protocol).
+/// Each member of a node has an adapter of its own, and as many rings side by side use all of them: between nodes
+/// `adapters` · between.bytes_per_s can flow, and the slower of that and `within` counts. Below `tree_below` bytes the
+/// reach doubles with each step instead: ⌈log2 nodes⌉ hops between nodes and ⌈log2⌉ of a node's ranks within, for the
+/// same bytes. An all-reduce is a reduce-scatter and a gather; a broadcast is pipelined down that tree: its latency + S
+/// / bytes_per_s. Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH"
+/// (2005); hops and their times: NCCL's own model (src/graph/tuning.cc: ring, simple protocol).
 struct FSDPP_API FabricRing {
   int ranks = 1, nodes = 1;
   int adapters = 1;  ///< ranks on the node that has the fewest
@@ -59,19 +59,20 @@ struct FabricUse {
   double seconds = 0;  ///< of delay, whether or not delays are on
 };
 
-/// A network for studies: this process plays rank 0 of `ranks`, alone, so that memory, schedule and exposed communication at 8 …
-/// 1,024 ranks can be seen on one device. Buffers have exactly the sizes that a real rank's have; values have not:
+/// A network for studies: this process plays rank 0 of `ranks`, alone, so that memory, schedule and exposed
+/// communication at 8 … 1,024 ranks can be seen on one device. Buffers have exactly the sizes that a real rank's have;
+/// values have not:
 ///   all_gather, all_to_all: own part in its place, copies of it in the others'.
 ///   reduce_scatter, all_reduce: own part, as if the other ranks had put in zeros (Sum) or the same (Max, Min).
 ///   broadcast: the buffer as it is. barrier: returns at once.
 /// Training runs, then, but learns nothing.
 ///
-/// Time: each operation delays its ticket by what the model says. CUDA: one thread spins on the caller's stream after the copies,
-/// which come on top as they do not on a network; can be captured, and replays are delayed and counted like any other work. CPU:
-/// tickets complete later, the values are there at once.
-/// Operations of communicators inside nodes share one wire, those of communicators that span nodes another: first come, first served
-/// (CUDA: as the device comes to them, on any stream; CPU: as issued), each at the full rate, so that two at once end as late as on a
-/// network that they share evenly, the first of them earlier. Operations of a group are delayed one by one.
+/// Time: each operation delays its ticket by what the model says. CUDA: one thread spins on the caller's stream after
+/// the copies, which come on top as they do not on a network; can be captured, and replays are delayed and counted like
+/// any other work. CPU: tickets complete later, the values are there at once. Operations of communicators inside nodes
+/// share one wire, those of communicators that span nodes another: first come, first served (CUDA: as the device comes
+/// to them, on any stream; CPU: as issued), each at the full rate, so that two at once end as late as on a network that
+/// they share evenly, the first of them earlier. Operations of a group are delayed one by one.
 class FSDPP_API SimulatedWorld : public World {
  public:
   /// ConfigError for fewer than one rank or node size, or a device that is not there.

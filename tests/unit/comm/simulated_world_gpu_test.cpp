@@ -24,7 +24,8 @@ struct Rig {
         {.ranks = 4, .ranks_per_node = 2, .within = slow, .between = slow, .tree_below = 0, .device = c10::kCUDA});
   }
   void gather(comm::Communicator& comm, cuda::StreamView stream) const {
-    comm.all_gather({out.data_ptr(), 2, c10::kFloat}, {in.data_ptr(), 1, c10::kFloat}, stream, {"gather", {}}).wait(stream);
+    comm.all_gather({out.data_ptr(), 2, c10::kFloat}, {in.data_ptr(), 1, c10::kFloat}, stream, {"gather", {}})
+        .wait(stream);
   }
 };
 
@@ -42,7 +43,8 @@ TEST(SimulatedWorldOnDevice, LoadsOfOneWireThenOneAfterTheOtherOnAnyStreams) {
              c = rig.world->make_communicator("c", {0, 2});
   const cuda::Stream one(rig.world->device()), two(rig.world->device());
   const auto both = [&](comm::Communicator& second) {
-    return milliseconds_of([&] { rig.gather(*a, one.view()), rig.gather(second, two.view()); }, {one.view(), two.view()});
+    return milliseconds_of([&] { rig.gather(*a, one.view()), rig.gather(second, two.view()); },
+                           {one.view(), two.view()});
   };
   (void)both(*b);
   EXPECT_GE(both(*b), 2e3 * kDelay);
@@ -57,7 +59,11 @@ TEST(SimulatedWorldOnDevice, ReplaysThenDelayedAndCountedUnlessDelaysAreOff) {
   graph.capture([&] { rig.gather(*a, cuda::current_stream(rig.world->device())); });
   rig.world->reset_use();
   const auto replays = [&](int count) {
-    return milliseconds_of([&] { for (int i = 0; i < count; ++i) graph.replay(); }, {stream});
+    return milliseconds_of(
+        [&] {
+          for (int i = 0; i < count; ++i) graph.replay();
+        },
+        {stream});
   };
   EXPECT_GE(replays(3), 3e3 * kDelay);
   rig.world->set_delays(false);

@@ -20,7 +20,8 @@ using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
 
-constexpr FabricLink kWithin{.bytes_per_s = 100e9, .latency_s = 2e-6}, kBetween{.bytes_per_s = 10e9, .latency_s = 30e-6};
+constexpr FabricLink kWithin{.bytes_per_s = 100e9, .latency_s = 2e-6},
+    kBetween{.bytes_per_s = 10e9, .latency_s = 30e-6};
 
 TEST(FabricRing, OneNodeThenStepsAndBytesByHand) {
   const FabricRing ring{.ranks = 8, .adapters = 8, .within = kWithin, .between = kBetween, .tree_below = 1000};
@@ -47,7 +48,8 @@ TEST(FabricRing, ManyNodesThenHopsOfBothKinds) {
 }
 
 TEST(FabricRing, SmallBufferThenTree) {
-  const FabricRing ring{.ranks = 1024, .nodes = 128, .adapters = 8, .within = kWithin, .between = kBetween, .tree_below = 1000};
+  const FabricRing ring{
+      .ranks = 1024, .nodes = 128, .adapters = 8, .within = kWithin, .between = kBetween, .tree_below = 1000};
   EXPECT_DOUBLE_EQ(ring.gather(999), 7 * 30e-6 + 3 * 2e-6 + 999 * 1023.0 / 1024 / 80e9);
   EXPECT_GT(ring.gather(1000), 127 * 30e-6);
   const FabricRing five{.ranks = 5, .within = kWithin, .between = kBetween, .tree_below = 1000};
@@ -95,7 +97,8 @@ TEST(SimulatedWorld, ReductionsThenTheOwnPart) {
 }
 
 TEST(SimulatedWorld, OperationsOfOneCommunicatorThenTheirDelaysAddUp) {
-  const auto world = SimulatedWorld::make({.ranks = 4, .within = {.bytes_per_s = 1e12, .latency_s = 5e-3}, .tree_below = 0});
+  const auto world =
+      SimulatedWorld::make({.ranks = 4, .within = {.bytes_per_s = 1e12, .latency_s = 5e-3}, .tree_below = 0});
   const auto comm = world->make_communicator("c");
   auto in = counted(1);
   std::vector<float> out(4);
@@ -141,7 +144,8 @@ TEST(SimulatedWorld, CommunicatorSpansNodesThenTheirLinksCount) {
   (void)world->make_communicator("inside", {0, 1, 2, 3, 4, 5, 6, 7})->all_gather(buffer_of(out), buffer_of(in), {});
   (void)world->make_communicator("across", {0, 2, 4, 6, 8, 10, 12, 14})->all_gather(buffer_of(out), buffer_of(in), {});
   (void)world->make_communicator("all")->all_gather(buffer_of(out), {in.data(), 1 << 13, c10::kFloat}, {});
-  (void)world->make_communicator("uneven", {0, 1, 8})->all_reduce(buffer_of(in), buffer_of(in), comm::ReduceOp::Sum, {});
+  (void)world->make_communicator("uneven", {0, 1, 8})
+      ->all_reduce(buffer_of(in), buffer_of(in), comm::ReduceOp::Sum, {});
   const auto use = world->use();
   const double bytes = (1 << 14) * 8 * 4.0;
   EXPECT_DOUBLE_EQ(use.at("inside").seconds, 7 * 3.4e-6 + bytes * 7 / 8 / 370e9);
@@ -153,12 +157,14 @@ TEST(SimulatedWorld, CommunicatorSpansNodesThenTheirLinksCount) {
 // Each 30 ms on its wire.
 double milliseconds_of_two(const std::vector<int>& first, const std::vector<int>& second) {
   const FabricLink slow{.bytes_per_s = 1e12, .latency_s = 30e-3};
-  const auto world = SimulatedWorld::make({.ranks = 4, .ranks_per_node = 2, .within = slow, .between = slow, .tree_below = 0});
+  const auto world =
+      SimulatedWorld::make({.ranks = 4, .ranks_per_node = 2, .within = slow, .between = slow, .tree_below = 0});
   auto in = counted(1);
   std::vector<float> out(2);
   const auto a = world->make_communicator("a", first), b = world->make_communicator("b", second);
   const auto start = Clock::now();
-  const auto one = a->all_gather(buffer_of(out), buffer_of(in), {}), two = b->all_gather(buffer_of(out), buffer_of(in), {});
+  const auto one = a->all_gather(buffer_of(out), buffer_of(in), {}),
+             two = b->all_gather(buffer_of(out), buffer_of(in), {});
   one.wait_host();
   two.wait_host();
   return milliseconds_since(start);
