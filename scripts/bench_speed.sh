@@ -11,7 +11,7 @@ source scripts/measure.sh
 start_files
 
 bench_step=$BUILD/bin/bench_step
-variants=${VARIANTS:-sharded,sharded-lean,sharded-fast,sharded-graph,plain,plain-graph}
+variants=${VARIANTS:-sharded,sharded-lean,sharded-fast,sharded-graph,sharded-bf16,sharded-bf16-graph,plain,plain-graph}
 peer() { # peer NAME SECONDS SCRIPT_FLAGS…
   local name=$1 limit=$2
   shift 2

@@ -39,8 +39,12 @@ AllocatorStats allocator_stats(c10::Device device) {
   at::globalContext().lazyInitDevice(c10::kCUDA);  // the allocator knows no device before
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
-  return {stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak, stats.reserved_bytes[kAll].peak,
-          stats.num_device_alloc};
+  return {.allocated = stats.allocated_bytes[kAll].current,
+          .peak = stats.allocated_bytes[kAll].peak,
+          .reserved_peak = stats.reserved_bytes[kAll].peak,
+          .requested = stats.requested_bytes[kAll].current,
+          .requested_peak = stats.requested_bytes[kAll].peak,
+          .device_allocs = stats.num_device_alloc};
 }
 
 void reset_peak(c10::Device device) {

@@ -19,6 +19,8 @@ struct AllocatorStats {
   int64_t allocated = 0;      ///< bytes of tensors now
   int64_t peak = 0;           ///< most bytes of tensors at once since reset_peak
   int64_t reserved_peak = 0;  ///< most bytes taken from the device at once since reset_peak
+  int64_t requested = 0;      ///< bytes that tensors asked for, now: blocks may be up to 1 MiB larger
+  int64_t requested_peak = 0;  ///< most of these at once since reset_peak
   int64_t device_allocs = 0;  ///< cudaMalloc and its kin, since the process began
 };
 [[nodiscard]] AllocatorStats allocator_stats(c10::Device device);
