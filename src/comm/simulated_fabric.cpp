@@ -29,7 +29,9 @@ double FabricRing::gather(int64_t bytes) const noexcept {
   return latency + static_cast<double>(bytes) * (ranks - 1) / ranks / bytes_per_s();
 }
 
-double FabricRing::all_reduce(int64_t bytes) const noexcept { return 2 * gather(bytes); }
+double FabricRing::all_reduce(int64_t bytes) const noexcept {
+  return 2 * std::min(gather(bytes), broadcast(bytes));
+}
 
 double FabricRing::broadcast(int64_t bytes) const noexcept {
   return ranks <= 1 ? 0 : tree_latency() + static_cast<double>(bytes) / bytes_per_s();

@@ -23,9 +23,11 @@ struct FabricLink {
 /// Each member of a node has an adapter of its own, and as many rings side by side use all of them: between nodes
 /// `adapters` · between.bytes_per_s can flow, and the slower of that and `within` counts. Below `tree_below` bytes the
 /// reach doubles with each step instead: ⌈log2 nodes⌉ hops between nodes and ⌈log2⌉ of a node's ranks within, for the
-/// same bytes. An all-reduce is a reduce-scatter and a gather; a broadcast is pipelined down that tree: its latency + S
-/// / bytes_per_s. Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH"
-/// (2005); hops and their times: NCCL's own model (src/graph/tuning.cc: ring, simple protocol).
+/// same bytes. A broadcast is pipelined down a tree: that latency + S / bytes_per_s. An all-reduce goes twice around
+/// the ring or, where that is faster, up and down two trees at the same time: twice a broadcast. Sources: Thakur,
+/// Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005); Sanders, Speck, Träff,
+/// "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009); hops and their times: NCCL's own
+/// model (src/graph/tuning.cc, simple protocol).
 struct FSDPP_API FabricRing {
   int ranks = 1, nodes = 1;
   int adapters = 1;  ///< ranks on the node that has the fewest

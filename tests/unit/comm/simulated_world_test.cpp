@@ -47,6 +47,12 @@ TEST(FabricRing, ManyNodesThenHopsOfBothKinds) {
   EXPECT_DOUBLE_EQ(one_of_each.gather(1 << 20), 127 * 30e-6 + (1 << 20) * 127.0 / 128 / 10e9);
 }
 
+TEST(FabricRing, AllReduceOfManyNodesThenTwoTrees) {
+  const FabricRing replicas{.ranks = 128, .nodes = 128, .adapters = 1, .within = kWithin, .between = kBetween};
+  EXPECT_DOUBLE_EQ(replicas.all_reduce(1 << 20), 2 * (7 * 30e-6 + (1 << 20) / 10e9));
+  EXPECT_LT(replicas.all_reduce(1 << 20), 2 * replicas.gather(1 << 20));
+}
+
 TEST(FabricRing, SmallBufferThenTree) {
   const FabricRing ring{
       .ranks = 1024, .nodes = 128, .adapters = 8, .within = kWithin, .between = kBetween, .tree_below = 1000};
