@@ -27,7 +27,6 @@
 #include <cmath>
 #include <functional>
 #include <iostream>
-#include <map>
 
 #include "fsdpp/ops/attention.h"
 #include "fsdpp/ops/cross_entropy.h"
@@ -43,7 +42,7 @@ namespace {
 using bench::fixed;
 using Tensors = std::vector<at::Tensor>;
 using Operator = std::function<at::Tensor(const Tensors&)>;
-constexpr double kPeakFlops = 989e12, kPeakBytes = 4.8e12;
+constexpr double kPeakBytes = 4.8e12;
 
 struct Settings {
   std::string device = "cpu";
@@ -146,10 +145,7 @@ std::vector<Case> make_cases(const Settings& s) {
       {"add_rms_norm",
        0,
        {make.x(d), make.x(d), make.vector(d)},
-       [](const Tensors& in) {
-         const auto r = fsdpp::ops::add_rms_norm(in[0], in[1], in[2]);
-         return r.normed;
-       },
+       [](const Tensors& in) { return fsdpp::ops::add_rms_norm(in[0], in[1], in[2]).normed; },
        [d](const Tensors& in) { return at::rms_norm(in[0] + in[1], {d}, in[2]); }},
       {"linear_cross_entropy",
        product(d, s.vocab),
@@ -206,28 +202,6 @@ Pass exact_pass(const Case& c) {
   return {c.libtorch, wide};
 }
 
-class Timing {
- public:
-  Timing(const Settings& s, c10::Device device) : s_(s), device_(device), timer_(device) {}
-  void turn(const Pass& pass, const at::Tensor& grad, std::vector<double>& samples) {
-    time(pass, grad, 2);
-    const double guess = std::max(time(pass, grad, 3), 1e-3);
-    samples.push_back(time(pass, grad, std::clamp(static_cast<int>(s_.milliseconds / guess), 3, 10000)));
-  }
-
- private:
-  double time(const Pass& pass, const at::Tensor& grad, int calls) {
-    const auto stream = fsdpp::cuda::current_stream(device_);
-    timer_.start(stream);
-    for (int i = 0; i < calls; ++i) static_cast<void>(pass(grad));
-    timer_.stop(stream);
-    return timer_.milliseconds() / calls;
-  }
-  const Settings& s_;
-  c10::Device device_;
-  bench::StreamTimer timer_;
-};
-
 struct Errors {
   double ours, libtorch;
 };
@@ -248,15 +222,17 @@ void measure(const Settings& s, const Case& c, const bench::Report& report, benc
   const auto out = libtorch.forward();
   const auto grad = out.dim() == 0 ? at::full_like(out, 1) : at::randn_like(out);
   const auto errors = check(c, ours, libtorch, grad, s.spoil);
-  Timing timing(s, out.device());
+  const auto time = [&](const Pass& pass) {
+    return bench::milliseconds_of(out.device(), s.milliseconds, [&] { static_cast<void>(pass(grad)); });
+  };
   std::vector<double> our_samples, libtorch_samples;
   for (int i = 0; i < s.turns; ++i) {
-    timing.turn(ours, grad, our_samples);
-    timing.turn(libtorch, grad, libtorch_samples);
+    our_samples.push_back(time(ours));
+    libtorch_samples.push_back(time(libtorch));
   }
   const auto ms = bench::spread_of(our_samples), theirs = bench::spread_of(libtorch_samples);
   const double bytes = c.bytes > 0 ? c.bytes : ours.bytes(out),
-               limit = 1e3 * std::max(c.flops / kPeakFlops, bytes / kPeakBytes);
+               limit = 1e3 * std::max(c.flops / bench::kPeakFlops, bytes / kPeakBytes);
   bench::Row row{{"operator", c.name}, {"flops", c.flops}, {"bytes", bytes}, {"limit_ms", limit}};
   bench::put(row, "ms", ms);
   bench::put(row, "libtorch_ms", theirs);

@@ -32,7 +32,6 @@ namespace {
 
 using bench::fixed;
 using Clock = std::chrono::steady_clock;
-constexpr double kPeakFlops = 989e12;
 constexpr int kComparedSteps = 6;  // a StepGraph replays from its fourth on
 
 struct Settings {
@@ -247,21 +246,18 @@ bench::Row simulated_row(const Context& c, const Entry& entry, double step_ms) {
   const double exposed = step_ms - without;
   const double communication =
       entry.wire_ms / static_cast<double>(2 * c.settings.turns * Entry::steps_of_turn(c.settings.steps));  // with delays and without
+  std::optional<double> overlap;
+  if (communication > 0) overlap = 1 - exposed / communication;
   c.report.line(entry.variant().name + " on " + std::to_string(c.place.world_size) + " simulated ranks" +
                 (c.settings.replicas > 1 ? " in " + std::to_string(c.settings.replicas) + " replicas" : "") +
                 ": exposed communication " + fixed(exposed, 3) + " ms of a step of " + fixed(step_ms, 3) + " ms (" +
                 fixed(100 * exposed / step_ms, 2) + " %); on the wire by the model " + fixed(communication, 3) +
-                " ms, hidden " + (communication > 0 ? fixed(100 * (1 - exposed / communication), 1) + " %" : "-"));
-  return {{"simulated_ranks", c.place.world_size},
-          {"bandwidth_GBps", c.settings.bandwidth},
-          {"latency_us", c.settings.latency},
-          {"node_bandwidth_GBps", c.settings.node_bandwidth},
-          {"node_latency_us", c.settings.node_latency},
-          {"ranks_per_node", c.settings.fabric.ranks_per_node},
-          {"step_ms_without_delays", without},
-          {"exposed_ms", exposed},
-          {"communication_ms", communication},
-          {"overlap", communication > 0 ? bench::Row(1 - exposed / communication) : bench::Row()}};
+                " ms, hidden " + (overlap ? fixed(100 * *overlap, 1) + " %" : "-"));
+  return {{"simulated_ranks", c.place.world_size},      {"bandwidth_GBps", c.settings.bandwidth},
+          {"latency_us", c.settings.latency},           {"node_bandwidth_GBps", c.settings.node_bandwidth},
+          {"node_latency_us", c.settings.node_latency}, {"ranks_per_node", c.settings.fabric.ranks_per_node},
+          {"step_ms_without_delays", without},          {"exposed_ms", exposed},
+          {"communication_ms", communication},          {"overlap", overlap ? bench::Row(*overlap) : bench::Row()}};
 }
 
 void report_entry(const Context& c, const Entry& entry, std::map<std::string, double>& medians, bench::Table& table) {
@@ -273,7 +269,7 @@ void report_entry(const Context& c, const Entry& entry, std::map<std::string, do
   bench::put(row, "flow_ms", flow);
   bench::put(row, "host_ms", host);
   row["tokens_per_s"] = c.tokens() / ms.median * 1e3;
-  if (c.settings.model.cuda) row["mfu_989"] = rate / kPeakFlops;
+  if (c.settings.model.cuda) row["mfu_989"] = rate / bench::kPeakFlops;
   if (c.products) row["mfu_products"] = rate / c.products->flops_per_s;
   row["peak_bytes"] = entry.peak();
   row["resident_bytes"] = entry.resident();
@@ -284,10 +280,12 @@ void report_entry(const Context& c, const Entry& entry, std::map<std::string, do
   if (plain != medians.end()) row["ratio_to_plain"] = ms.median / plain->second;
   if (c.simulated) row.update(simulated_row(c, entry, ms.median));
   c.report.row(row);
-  table.add({entry.variant().name, fixed(ms.median, 2), fixed(ms.min, 2) + ".." + fixed(ms.max, 2), fixed(flow.median, 2),
-             fixed(host.median, 2), fixed(row["tokens_per_s"], 0), c.settings.model.cuda ? fixed(rate / kPeakFlops, 3) : "-",
-             c.products ? fixed(rate / c.products->flops_per_s, 3) : "-", fixed(static_cast<double>(entry.peak()) / 1e9, 2),
-             std::to_string(entry.allocs()), plain != medians.end() ? fixed(ms.median / plain->second, 3) : "-"});
+  table.add({entry.variant().name, fixed(ms.median, 2), fixed(ms.min, 2) + ".." + fixed(ms.max, 2),
+             fixed(flow.median, 2), fixed(host.median, 2), fixed(row["tokens_per_s"], 0),
+             c.settings.model.cuda ? fixed(rate / bench::kPeakFlops, 3) : "-",
+             c.products ? fixed(rate / c.products->flops_per_s, 3) : "-",
+             fixed(static_cast<double>(entry.peak()) / 1e9, 2), std::to_string(entry.allocs()),
+             plain != medians.end() ? fixed(ms.median / plain->second, 3) : "-"});
 }
 
 void report_products(Context& c) {

@@ -5,30 +5,9 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 
-#include <algorithm>
-#include <functional>
-
 #include "support/device.h"
 
 namespace bench {
-namespace {
-
-double milliseconds_of(c10::Device device, double least, const std::function<void()>& call) {
-  const auto stream = fsdpp::cuda::current_stream(device);
-  StreamTimer timer(device);
-  auto time = [&](int calls) {
-    timer.start(stream);
-    for (int i = 0; i < calls; ++i) call();
-    timer.stop(stream);
-    return timer.milliseconds() / calls;
-  };
-  time(2);
-  const double guess = std::max(time(3), 1e-4);
-  return time(std::clamp(static_cast<int>(least / guess), 3, 10000));
-}
-
-}  // namespace
-
 ProductRate product_rate(const minillm::ModelConfig& model, int64_t tokens, c10::Device device, c10::ScalarType dtype,
                          double milliseconds_each) {
   const at::NoGradGuard no_grad;

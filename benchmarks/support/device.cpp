@@ -2,6 +2,7 @@
 
 #include <torch/version.h>
 
+#include <algorithm>
 #include <thread>
 
 #if FSDPP_CUDA
@@ -115,6 +116,20 @@ void StreamTimer::start(fsdpp::cuda::StreamView) { start_ = std::chrono::steady_
 void StreamTimer::stop(fsdpp::cuda::StreamView) { stop_ = std::chrono::steady_clock::now(); }
 double StreamTimer::milliseconds() const { return bench::milliseconds(stop_ - start_); }
 #endif
+
+double milliseconds_of(c10::Device device, double least, const std::function<void()>& call) {
+  const auto stream = fsdpp::cuda::current_stream(device);
+  StreamTimer timer(device);
+  auto time = [&](int calls) {
+    timer.start(stream);
+    for (int i = 0; i < calls; ++i) call();
+    timer.stop(stream);
+    return timer.milliseconds() / calls;
+  };
+  time(2);
+  const double guess = std::max(time(3), 1e-4);
+  return time(std::clamp(static_cast<int>(least / guess), 3, 10000));
+}
 
 Row machine(c10::Device device) {
   Row row{{"cpu_threads", std::thread::hardware_concurrency()}, {"torch", TORCH_VERSION}, {"compiler", __VERSION__}};

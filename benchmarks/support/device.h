@@ -4,12 +4,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "fsdpp/cuda/stream.h"
 #include "support/report.h"
 
 namespace bench {
+
+inline constexpr double kPeakFlops = 989e12;  ///< dense bf16 products of H100 SXM and H200, per second
 
 /// GPU, driver, CUDA, LibTorch, compiler.
 [[nodiscard]] Row machine(c10::Device device);
@@ -48,6 +51,9 @@ class StreamTimer {
   std::unique_ptr<Events> events_;  ///< null on the CPU
   std::chrono::steady_clock::time_point start_{}, stop_{};
 };
+
+/// Of one of many calls on the current stream, repeated for about `least` milliseconds after a few to warm up.
+[[nodiscard]] double milliseconds_of(c10::Device device, double least, const std::function<void()>& call);
 
 [[nodiscard]] inline double milliseconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double, std::milli>(d).count();

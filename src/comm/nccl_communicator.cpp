@@ -1,6 +1,5 @@
 #include "comm/nccl_communicator.h"
 
-#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -13,27 +12,10 @@
 #include "comm/nccl_buffers.h"
 #include "comm/nccl_core.h"
 #include "cuda/check.h"
+#include "cuda/device_bytes.h"
 
 namespace fsdpp::comm {
 namespace {
-
-/// A few bytes of device memory of our own.
-class DeviceBytes {
- public:
-  DeviceBytes(c10::Device device, size_t bytes) {
-    c10::cuda::CUDAGuard guard(device);
-    FSDPP_CUDA_CHECK(cudaMalloc(&data_, bytes));
-    FSDPP_CUDA_CHECK(cudaMemset(data_, 0, bytes));
-    FSDPP_CUDA_CHECK(cudaDeviceSynchronize());
-  }
-  ~DeviceBytes() { cuda::ignore(cudaFree(data_)); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  [[nodiscard]] void* data() const noexcept { return data_; }
-
- private:
-  void* data_ = nullptr;
-};
 
 constexpr size_t kGatherGranule = 16;
 
@@ -182,7 +164,7 @@ class NcclCommunicator final : public FrontCommunicator {
 
   static constexpr size_t kNumbers = 4;  // of each rank in an exchange
   cuda::Stream stream_;                  // for barriers and exchanges
-  DeviceBytes scratch_;
+  cuda::DeviceBytes scratch_;
   std::optional<bool> has_windows_;  // known from the first allocate() on
   std::shared_ptr<NcclCore> core_;
   std::shared_ptr<NcclRecordPool> copies_ = std::make_shared<NcclRecordPool>();

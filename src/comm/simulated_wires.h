@@ -34,6 +34,6 @@ class SimulatedWires {
 
 [[nodiscard]] std::shared_ptr<SimulatedWires> make_host_wires();
 /// For builds with CUDA.
-[[nodiscard]] std::shared_ptr<SimulatedWires> make_device_wires();
+[[nodiscard]] std::shared_ptr<SimulatedWires> make_device_wires(c10::Device device);
 
 }  // namespace fsdpp::comm

@@ -5,6 +5,7 @@
 #include "base/enforce.h"
 #include "comm/simulated_wires.h"
 #include "cuda/check.h"
+#include "cuda/device_bytes.h"
 #include "cuda/wire.h"
 #include "fsdpp/cuda/stream.h"
 
@@ -44,19 +45,7 @@ class StreamTicket final : public Ticket::State {
 
 class DeviceWires final : public SimulatedWires {
  public:
-  DeviceWires() {
-    FSDPP_CUDA_CHECK(cudaMalloc(&state_, sizeof(*state_)));
-    try {
-      FSDPP_CUDA_CHECK(cudaMemset(state_, 0, sizeof(*state_)));
-      set_delays(true);
-    } catch (...) {
-      cuda::ignore(cudaFree(state_));
-      throw;
-    }
-  }
-  ~DeviceWires() override { cuda::ignore(cudaFree(state_)); }
-  DeviceWires(const DeviceWires&) = delete;
-  DeviceWires& operator=(const DeviceWires&) = delete;
+  explicit DeviceWires(c10::Device device) : memory_(device, sizeof(cuda::WireState)) { set_delays(true); }
 
   int add_user() override {
     FSDPP_ENFORCE(users_ < cuda::WireState::kUsers, ConfigError,
@@ -66,7 +55,7 @@ class DeviceWires final : public SimulatedWires {
   Ticket carry(const Load& load, cuda::StreamView stream, std::shared_ptr<Failure> failure) override {
     const cuda::WireLoad on_device{static_cast<int>(load.wire), load.user, static_cast<unsigned long long>(load.bytes),
                                    static_cast<unsigned long long>(std::llround(load.seconds * 1e9))};
-    FSDPP_CUDA_CHECK(static_cast<cudaError_t>(cuda::launch_wire(state_, on_device, stream.handle())));
+    FSDPP_CUDA_CHECK(static_cast<cudaError_t>(cuda::launch_wire(state(), on_device, stream.handle())));
     return after(stream, std::move(failure));
   }
   Ticket after(cuda::StreamView stream, std::shared_ptr<Failure> failure) override {
@@ -75,27 +64,29 @@ class DeviceWires final : public SimulatedWires {
   void set_delays(bool on) override {
     const unsigned long long flag = on ? 1 : 0;
     FSDPP_CUDA_CHECK(cudaDeviceSynchronize());
-    FSDPP_CUDA_CHECK(cudaMemcpy(&state_->delays, &flag, sizeof(flag), cudaMemcpyHostToDevice));
+    FSDPP_CUDA_CHECK(cudaMemcpy(&state()->delays, &flag, sizeof(flag), cudaMemcpyHostToDevice));
   }
   FabricUse use(int user) const override {
     cuda::WireState::Use use{};
     FSDPP_CUDA_CHECK(cudaDeviceSynchronize());
-    FSDPP_CUDA_CHECK(cudaMemcpy(&use, &state_->use[user], sizeof(use), cudaMemcpyDeviceToHost));
+    FSDPP_CUDA_CHECK(cudaMemcpy(&use, &state()->use[user], sizeof(use), cudaMemcpyDeviceToHost));
     return {static_cast<int64_t>(use.operations), static_cast<int64_t>(use.bytes),
             static_cast<double>(use.nanoseconds) * 1e-9};
   }
   void reset_use() override {
     FSDPP_CUDA_CHECK(cudaDeviceSynchronize());
-    FSDPP_CUDA_CHECK(cudaMemset(state_->use, 0, sizeof(state_->use)));
+    FSDPP_CUDA_CHECK(cudaMemset(state()->use, 0, sizeof(state()->use)));
   }
 
  private:
-  cuda::WireState* state_ = nullptr;
+  [[nodiscard]] cuda::WireState* state() const noexcept { return static_cast<cuda::WireState*>(memory_.data()); }
+
+  cuda::DeviceBytes memory_;
   int users_ = 0;
 };
 
 }  // namespace
 
-std::shared_ptr<SimulatedWires> make_device_wires() { return std::make_shared<DeviceWires>(); }
+std::shared_ptr<SimulatedWires> make_device_wires(c10::Device device) { return std::make_shared<DeviceWires>(device); }
 
 }  // namespace fsdpp::comm

@@ -13,7 +13,7 @@ namespace {
 
 std::shared_ptr<SimulatedWires> make_wires(c10::Device device) {
 #if FSDPP_CUDA
-  if (device.is_cuda()) return make_device_wires();
+  if (device.is_cuda()) return make_device_wires(device);
 #endif
   FSDPP_ENFORCE(device.is_cpu(), ConfigError, "SimulatedWorld: expected the CPU or a CUDA device, got {}",
                 device.str());

@@ -194,7 +194,7 @@ class FlatBuffer {
   [[nodiscard]] bool keeps_cast() const noexcept { return config_.keep_cast && casts() && !config_.offload_params; }
   [[nodiscard]] bool cast_is_current() const noexcept;
   [[nodiscard]] at::Tensor make_slice(c10::ScalarType dtype, bool on_host, bool zeroed) const;
-  [[nodiscard]] bool may_keep_reduce_dtype() const noexcept;
+  [[nodiscard]] c10::ScalarType sharded_dtype(bool keep_reduce_dtype) const noexcept;
   [[nodiscard]] c10::ScalarType gradient_dtype(bool sharded) const noexcept {
     return sharded ? sharded_grad_dtype_ : config_.reduce_dtype;
   }

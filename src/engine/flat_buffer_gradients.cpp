@@ -97,20 +97,20 @@ void FlatBuffer::accumulate(SlotPool& pool, cuda::StreamView stream) {
   pack_gradients(grad_slot_->data(), config_.reduce_dtype, pre_scale_, stream);
 }
 
-bool FlatBuffer::may_keep_reduce_dtype() const noexcept {
+c10::ScalarType FlatBuffer::sharded_dtype(bool keep_reduce_dtype) const noexcept {
   bool narrower = c10::elementSize(config_.reduce_dtype) < c10::elementSize(config_.dtype);
   bool alone = config_.world_size * config_.replicate_size == 1;
-  return narrower && alone && pre_scale_ * post_scale_ == 1.0 && !config_.offload_gradients;
+  bool may = narrower && alone && pre_scale_ * post_scale_ == 1.0 && !config_.offload_gradients;
+  return keep_reduce_dtype && may ? config_.reduce_dtype : config_.dtype;
 }
 
 void FlatBuffer::keep_reduce_dtype(bool keep) noexcept {
   if (in_place_ || sharded_grad_.defined() || !early_.expired()) return;
-  sharded_grad_dtype_ = keep && may_keep_reduce_dtype() ? config_.reduce_dtype : config_.dtype;
+  sharded_grad_dtype_ = sharded_dtype(keep);
 }
 
 int64_t FlatBuffer::sharded_gradient_bytes(bool reduce_dtype) const noexcept {
-  auto dtype = reduce_dtype && may_keep_reduce_dtype() ? config_.reduce_dtype : config_.dtype;
-  return plan_.slice_numel * static_cast<int64_t>(c10::elementSize(dtype));
+  return plan_.slice_numel * static_cast<int64_t>(c10::elementSize(sharded_dtype(reduce_dtype)));
 }
 
 bool FlatBuffer::takes_targets(bool in_place) const noexcept {

@@ -32,7 +32,8 @@ struct FSDPP_API FabricRing {
   int ranks = 1, nodes = 1;
   int adapters = 1;  ///< ranks on the node that has the fewest
   FabricLink within, between;
-  int64_t tree_below = int64_t{1} << 16;
+  static constexpr int64_t kTreeBelow = int64_t{1} << 16;
+  int64_t tree_below = kTreeBelow;
 
   /// Seconds of an all-gather, a reduce-scatter or an all-to-all; `bytes` of the whole buffer. 0 for one rank.
   [[nodiscard]] double gather(int64_t bytes) const noexcept;
@@ -50,7 +51,7 @@ struct SimulatedOptions {
   int ranks_per_node = 8;
   FabricLink within{};                                          ///< NVLink 4: what large collectives reach of its 450e9
   FabricLink between{.bytes_per_s = 50e9, .latency_s = 14e-6};  ///< one 400 Gb/s adapter for each rank
-  int64_t tree_below = int64_t{1} << 16;
+  int64_t tree_below = FabricRing::kTreeBelow;
   c10::DeviceType device = c10::DeviceType::CPU;
 };
 
